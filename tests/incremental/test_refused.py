@@ -55,6 +55,7 @@ def test_a_refused_operation_harms_neither_the_base_nor_the_save(
     changed = second(tree)
     before = files_below(path)
     refused: set[str] = set()
+    new = tmp_path
     for nth in range(1, 10_000):
         new = tmp_path / str(nth) / "new"
         refusal = Refusal(nth, code)

@@ -34,7 +34,7 @@ from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.incremental import Base, saving_from
+from orbit_ckpt._src.storage.incremental import Base, ReuseCounter, ReusedBytes, saving_from
 from orbit_ckpt._src.storage.path import storage_errors
 from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
@@ -64,6 +64,7 @@ class SaveHandle:
         cancellation: Cancellation,
         *,
         is_alone: bool = True,
+        reused: ReuseCounter | None = None,
     ) -> None:
         self.grace_s = 0.0 if is_alone else _GRACE_S
         self.is_inherited = False
@@ -73,6 +74,7 @@ class SaveHandle:
         self._outcome = outcome
         self._commit = commit
         self._cancellation = cancellation
+        self._reused = reused or ReuseCounter()
         self._ended: BaseException | Literal[True] | None = None
         outcome.add_done_callback(self._end)
         reset_in_child(self)
@@ -109,6 +111,11 @@ class SaveHandle:
     def progress(self) -> Progress:
         """How much has been written."""
         return self._commit.progress
+
+    @property
+    def reused(self) -> ReusedBytes:
+        """How much of an incremental save its base holds, once it has ended."""
+        return self._reused.now()
 
     def cancel(self) -> bool:
         """Stop the save unless it is about to end; return whether it will be stopped.
@@ -253,12 +260,13 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
     """
     began = time.monotonic()
     session = _open(request, options)
+    base = request.from_base(session.directory)
 
     with reporting(request.progress, "Saving") as report:
 
         async def both_phases() -> Commit:
             session.set_phase("staging")
-            with saving_from(request.from_base(session.directory)):
+            with saving_from(base):
                 commit = await request.item.stage(session.directory, False)
             if report is not None:
                 report(lambda: _bytes_of(commit.progress))
@@ -269,7 +277,8 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
             commit = run_sync(both_phases())
             session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
     nbytes = commit.progress.nbytes
-    report_save(request.path, began, nbytes=nbytes, blocked_s=None)
+    shared = base.reused.now().referred if base else 0
+    report_save(request.path, began, nbytes=nbytes, blocked_s=None, shared=shared)
     _call(request.path, request.when_done)
     _call(request.path, request.record, nbytes, time.monotonic() - began)
 
@@ -296,11 +305,13 @@ def begin_save(
     snapshots = snapshots or Snapshots()
     typestr = request.item.typestr
     session = _open(request, options)
+    base = request.from_base(session.directory)
+    reused = base.reused if base else ReuseCounter()
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
-            with snapshots.taking(), saving_from(request.from_base(session.directory)):
+            with snapshots.taking(), saving_from(base):
                 commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 
@@ -329,7 +340,8 @@ def begin_save(
 
     def report() -> None:
         nbytes = commit.progress.nbytes
-        report_save(path, began, nbytes=nbytes, blocked_s=blocked_s)
+        shared = reused.now().referred
+        report_save(path, began, nbytes=nbytes, blocked_s=blocked_s, shared=shared)
         _reporting.set(commit)  # in the context of this thread, which ends with it
         _call(path, when_done)
         _call(path, record, nbytes, time.monotonic() - began)
@@ -338,7 +350,7 @@ def begin_save(
     with session.called():
         outcome = run_in_background(finish())
     is_alone = session.process.is_alone
-    return SaveHandle(path, step, outcome, commit, cancellation, is_alone=is_alone)
+    return SaveHandle(path, step, outcome, commit, cancellation, is_alone=is_alone, reused=reused)
 
 
 @contextlib.contextmanager

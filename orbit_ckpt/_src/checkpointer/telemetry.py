@@ -30,7 +30,12 @@ _GBYTE = 1 << 30
 
 
 def report_save(
-    path: str | os.PathLike[str], began: float, *, nbytes: int, blocked_s: float | None
+    path: str | os.PathLike[str],
+    began: float,
+    *,
+    nbytes: int,
+    blocked_s: float | None,
+    shared: int = 0,
 ) -> None:
     """Report that a checkpoint is durable.
 
@@ -39,10 +44,12 @@ def report_save(
         began: The `time.monotonic()` at the start of the save.
         nbytes: What this process has written, as it is in memory.
         blocked_s: How long the caller was blocked, None if until now.
+        shared: Bytes of it, as stored, in files that it shares with an earlier checkpoint.
     """
     seconds = time.monotonic() - began
     blocked = "" if blocked_s is None else f", blocked for {_seconds(blocked_s)}"
-    _logger.info("Saved %s: %s%s", path, _rate(nbytes, seconds), blocked)
+    linked = f", {human_bytes(shared)} in shared files" if shared else ""
+    _logger.info("Saved %s: %s%s%s", path, _rate(nbytes, seconds), blocked, linked)
     durations = {_T5X_WRITE: seconds}
     if blocked_s is None:
         blocked_s = seconds

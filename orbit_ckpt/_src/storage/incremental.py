@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
@@ -24,6 +25,43 @@ from orbit_ckpt._src.storage.zarr import ZarrArray
 _logger = logging.getLogger(__name__)
 
 
+class ReusedBytes(Struct, frozen=True):
+    """How much of an incremental save is what its base holds.
+
+    Attributes:
+        referred: Bytes in files that both checkpoints share, as stored.
+        copied: Bytes copied from files of the base of which little else is in use.
+        why_not: Why the base, or that of an item, was not used; None if it was, or without one.
+    """
+
+    referred: int = 0
+    copied: int = 0
+    why_not: str | None = None
+
+    def __add__(self, other: ReusedBytes) -> ReusedBytes:
+        reasons = dict.fromkeys(filter(None, (self.why_not, other.why_not)))
+        return ReusedBytes(
+            self.referred + other.referred, self.copied + other.copied, "; ".join(reasons) or None
+        )
+
+
+class ReuseCounter:
+    """Sums what the items of one save reuse."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = ReusedBytes()
+
+    def add(self, reused: ReusedBytes) -> None:
+        """Add what one item reuses."""
+        with self._lock:
+            self._now += reused
+
+    def now(self) -> ReusedBytes:
+        """Return the sum so far."""
+        return self._now
+
+
 class Base(Struct, frozen=True):
     """The step whose unchanged chunks a save refers to.
 
@@ -31,16 +69,24 @@ class Base(Struct, frozen=True):
         path: Its directory; None if there is none yet, so that only digests are recorded.
         root: The directory that the save writes to.
         full_every: Of so many saves in a row one is written in full; None for none.
+        reused: Sums what the save reuses.
     """
 
     path: Path | None
     root: Path
     full_every: int | None = None
+    reused: ReuseCounter = field(default_factory=ReuseCounter)
+
+    def decline(self, why: str) -> None:
+        """Note that the base is not used, and log why."""
+        if self.path is not None:
+            self.reused.add(ReusedBytes(why_not=f"{self.path}: {why}"))
+            _logger.debug("%s is written in full. %s: %s", self.root, self.path, why)
 
     def below(self, directory: Path) -> Base:
         """Return the base of an item of the save, given the item's directory."""
         path = self.path and self.path / directory.relative_to(self.root)
-        return Base(path, directory, self.full_every)
+        return Base(path, directory, self.full_every, self.reused)
 
 
 _current: ContextVar[Base | None] = ContextVar("orbit_ckpt_base", default=None)
@@ -59,20 +105,6 @@ def saving_from(base: Base | None) -> Generator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-class ReusedBytes(Struct, frozen=True):
-    """How much of a save is what the base step holds.
-
-    Attributes:
-        referred: Bytes in files that both steps share.
-        copied: Bytes copied from files of the base step of which little is live.
-        why_not: Why the base step could not be used; None if it was, or if there was none.
-    """
-
-    referred: int = 0
-    copied: int = 0
-    why_not: str | None = None
 
 
 class SmallChunk(Struct, frozen=True, gc=False):
@@ -103,6 +135,7 @@ class IncrementalWrite:
     def __init__(self, base: Base) -> None:
         """Open the base step; log why it cannot be used."""
         self.reused = ReusedBytes()
+        self._sum = base.reused
         self._root = base.root
         self._base: BaseDatabase | None = None
         self._written: DatabaseWriter | None = None  # once the base step is found to be damaged
@@ -112,8 +145,7 @@ class IncrementalWrite:
         try:
             self._base = _linked(base.path, base)
         except BaseError as error:
-            self.reused = ReusedBytes(why_not=f"{base.path}: {error}")
-            _logger.debug("%s is written in full. %s: %s", base.root, base.path, error)
+            base.decline(str(error))
 
     @property
     def base_record(self) -> DatabaseRecord | None:
@@ -210,6 +242,7 @@ class IncrementalWrite:
 
     def write_digests(self, writer: DatabaseWriter) -> None:
         """Write the digests beside the database, which is complete."""
+        self._sum.add(self.reused)
         record = writer.record.database
         if record is not None:
             generation = 0 if self._base is None else self._base.generation + 1

@@ -39,6 +39,7 @@ from orbit_ckpt._src.storage.ocdbt import (
 )
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.staging import copy_to_host_within
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import (
@@ -69,6 +70,10 @@ async def stage_tree(
     )
     if options.custom_metadata is not None:
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
+    why = _why_full(directory, options)
+    if options.base is not None and why is not None:
+        options.base.decline(why)
+        options = structs.replace(options, base=None)
     plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
     save.tie(plan)
@@ -92,6 +97,17 @@ async def stage_tree(
         _finalize(handlers, directory, save.join())
 
     return Commit(write, finalize, save.progress)
+
+
+def _why_full(directory: Path, options: TreeSaveOptions) -> str | None:
+    """Return why a save in this layout cannot refer to an earlier one, None if it can."""
+    if isinstance(directory, StorePath):
+        return "objects of a store cannot be linked"
+    if not options.process.is_alone:
+        return "several processes save"
+    if not options.use_ocdbt or not options.use_zarr3:
+        return "only arrays in a database as zarr3 can be shared"
+    return "a type handler writes a database of its own" if options.has_parts else None
 
 
 async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan | None:
@@ -176,7 +192,7 @@ class _TreeSave:
                 max_transfer_bytes=options.max_transfer_bytes,
                 # nothing is known of the values in databases of other writers
                 chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
-                base=None if options.has_parts or not options.use_zarr3 else options.base,
+                base=options.base,
             )
         )
         return writer
