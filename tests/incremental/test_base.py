@@ -125,7 +125,7 @@ def test_a_base_that_cannot_be_read_is_not_needed(
     expect_same(ocp.load(tmp_path / "b"), changed)
 
 
-@pytest.mark.parametrize("save", ["save", "save_async"])
+@pytest.mark.parametrize("save", ["save", "save_async", "manager"])
 def test_all_is_written_if_what_is_to_be_copied_is_damaged(
     save: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,8 +161,6 @@ class BatchWriter:
             nbytes = sum(map(_nbytes, writes)) + sum(arrays.nbytes for arrays in small)
             self.progress.plan(here, nbytes)
             incremental = await asyncio.to_thread(self.open_base)
-            if incremental is not None:
-                writes = [without_known(write, incremental) for write in writes]
             tied: list[TiedArray] = []
             if isinstance(writer, DatabaseWriter) and self._tied:
                 writes, tied = without_tied(writes, self._tied)
@@ -239,7 +237,7 @@ async def _write(
         pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
         writer.abort()
 
-    async def write_all() -> None:
+    async def write_all(writes: Sequence[ArrayWrite]) -> None:
         await run_all(
             chain(
                 (run(*task) for task in parts_in_groups(writes, task_bytes)),
@@ -248,12 +246,15 @@ async def _write(
         )
 
     try:
-        await write_all()
+        new = writes
+        if incremental is not None:
+            new = [without_known(write, incremental) for write in writes]
+        await write_all(new)
         if incremental is not None and isinstance(writer, DatabaseWriter):
             is_intact = await loop.run_in_executor(pool, incremental.refer, writer)
             if not is_intact:
-                await write_all()
-        await loop.run_in_executor(pool, _finish, writes, tied, writer, incremental)
+                await write_all(writes)  # also what the base step was known to hold
+        await loop.run_in_executor(pool, _finish, new, tied, writer, incremental)
     except GeneratorExit:  # the loop is gone
         stopped.set()
         give_up()

@@ -105,6 +105,7 @@ def write_parts(
         write, layout, watch = part.write, part.write.layout, part.shard.watch
         if watch is not None:
             watch.begin_write()
+        is_held = False
         if part.is_first and write.document is not None:
             writer.put(join_key(write.name, layout.document_name), write.document)
         for index in chunk_indices(part.region, layout.chunk_shape):
@@ -114,6 +115,7 @@ def write_parts(
             if incremental is not None and not is_inline:
                 pieces = _pieces(source, chunk, write, max_bytes)
                 if incremental.is_stored(write.name, layout, write.document, key, pieces):
+                    is_held = True
                     continue
             pieces = _pieces(source, chunk, write, max_bytes)
             encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
@@ -124,7 +126,7 @@ def write_parts(
                 writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
         if watch is not None:
             watch.written(part.region.size)
-        if part.shard.on_device is not None:
+        if part.shard.on_device is not None and not is_held:  # else it may be needed again
             part.shard.on_device.release(part.region.size)
 
 
