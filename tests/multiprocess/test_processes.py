@@ -134,3 +134,14 @@ def test_any_process_may_be_primary_or_save_alone(tmp_path: Path) -> None:
         "local_0",
         "local_1",
     ]
+
+
+@pytest.mark.slow
+def test_several_processes_save_in_full_and_say_so(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "by_one", make_tree())
+    for process in run("incremental", tmp_path):
+        assert_done(process)
+    for step in range(2):
+        assert ocp.verify(tmp_path / f"{step}").is_intact
+    ocp.save(tmp_path / "2", make_tree(), base=tmp_path / "1")
+    check_tree(ocp.load(tmp_path / "2"))

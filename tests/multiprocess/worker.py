@@ -342,6 +342,17 @@ def hosts(directory: Path) -> None:
         assert "and this one saves alone" in str(error), error
 
 
+def incremental(directory: Path) -> None:
+    """Save from a base of one process, and from one of several; each writes all of its part."""
+    tree = make_tree()
+    for step, base in enumerate((directory / "by_one", directory / "0")):
+        handle = ocp.save_async(directory / f"{step}", tree, base=base)
+        result(handle)
+        assert handle.reused.referred == 0
+        assert "several processes save" in str(handle.reused.why_not)
+        check_tree(ocp.load(directory / f"{step}", like=tree))
+
+
 def main(index: int, count: int, port: int, scenario: str, directory: str) -> None:
     """Run a scenario in a directory as one of several processes."""
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index)

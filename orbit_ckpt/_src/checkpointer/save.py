@@ -231,9 +231,14 @@ class SaveRequest(Struct, frozen=True):
     full_every: int | None = None
     progress: bool | ReportProgress | None = None
 
-    def from_base(self, root: Path) -> Base | None:
-        """Return what the save refers to, given the directory that it writes to."""
-        return Base(self.base, root, self.full_every) if self.is_incremental else None
+    def from_base(self, root: Path, reused: ReuseCounter) -> Base | None:
+        """Return what the save refers to.
+
+        Args:
+            root: The directory that it writes to, once all processes agree on it.
+            reused: Sums what it reuses.
+        """
+        return Base(self.base, root, self.full_every, reused) if self.is_incremental else None
 
     def open(self, options: SessionOptions) -> SaveSession:
         """Return a session that writes the checkpoint.
@@ -260,13 +265,13 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
     """
     began = time.monotonic()
     session = _open(request, options)
-    base = request.from_base(session.directory)
+    reused = ReuseCounter()
 
     with reporting(request.progress, "Saving") as report:
 
         async def both_phases() -> Commit:
             session.set_phase("staging")
-            with saving_from(base):
+            with saving_from(request.from_base(session.directory, reused)):
                 commit = await request.item.stage(session.directory, False)
             if report is not None:
                 report(lambda: _bytes_of(commit.progress))
@@ -277,7 +282,7 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
             commit = run_sync(both_phases())
             session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
     nbytes = commit.progress.nbytes
-    shared = base.reused.now().referred if base else 0
+    shared = reused.now().referred
     report_save(request.path, began, nbytes=nbytes, blocked_s=None, shared=shared)
     _call(request.path, request.when_done)
     _call(request.path, request.record, nbytes, time.monotonic() - began)
@@ -305,12 +310,12 @@ def begin_save(
     snapshots = snapshots or Snapshots()
     typestr = request.item.typestr
     session = _open(request, options)
-    base = request.from_base(session.directory)
-    reused = base.reused if base else ReuseCounter()
+    reused = ReuseCounter()
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
+            base = request.from_base(session.directory, reused)
             with snapshots.taking(), saving_from(base):
                 commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
