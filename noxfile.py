@@ -160,7 +160,8 @@ def trackers(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run every example."""
     session.install(".[examples]", "examples/custom_item")
-    for example in sorted([*Path("examples").glob("*.py"), *Path("examples").glob("*/run.py")]):
+    patterns = ("*.py", "recipes/*.py", "*/run.py")
+    for example in sorted(path for one in patterns for path in Path("examples").glob(one)):
         session.run("python", example)
 
 

@@ -20,7 +20,9 @@ import orbit_ckpt
 from tests.programs import run_command, run_script
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path for folder in ("examples", "examples/recipes") for path in (ROOT / folder).glob("*.py")
+)
 MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
 PAGES = [*sorted((ROOT / "docs" / "how-to").glob("*.md")), ROOT / "docs/explanation/format.md"]
 
