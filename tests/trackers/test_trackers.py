@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tensorboardX import SummaryWriter
 
 import orbit_ckpt as ocp
 from orbit_ckpt.logging import AbstractLogger, MlflowLogger, TensorBoardLogger, WandbLogger
+from tests.programs import run_script
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/observe.md"
 HEAVY = "installed by `nox -s trackers` only"
 NUMBERS = {
     "checkpoint/save/blocked_seconds",
@@ -72,6 +75,19 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get_run(run_id).data.metrics.keys() >= NUMBERS
     losses = client.get_metric_history(run_id, "checkpoint/commit/metrics/loss")
     assert [(metric.step, metric.value) for metric in losses] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_the_example_of_the_page_runs(package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package, reason=HEAVY)
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (example,) = [block for block in blocks if block.startswith(f"import {package}\n")]
+    uri = f"file://{tmp_path}/mlruns"
+    offline = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_FILE_STORE": "1"}
+    before = "import orbit_ckpt as ocp\nstate = {'w': 1}\n"
+    done = run_script(before + example, directory=tmp_path, environment=offline)
+    assert done.returncode == 0, done.stderr
+    assert ocp.load(tmp_path / f"run_{package}/100") == {"w": 1}
 
 
 @pytest.mark.parametrize("make", [TensorBoardLogger, WandbLogger, lambda x: MlflowLogger(x, "a")])
