@@ -24,7 +24,10 @@ EXAMPLES = sorted(
     path for folder in ("examples", "examples/recipes") for path in (ROOT / folder).glob("*.py")
 )
 MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
-PAGES = [*sorted((ROOT / "docs" / "how-to").glob("*.md")), ROOT / "docs/explanation/format.md"]
+PAGES = [
+    *sorted(page for page in (ROOT / "docs/how-to").glob("*.md") if page.stem != "recipes"),
+    ROOT / "docs/explanation/format.md",
+]
 
 COMPILING = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 """What spares XLA work that pays off for larger programs only."""

@@ -39,9 +39,13 @@ def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
     return (eqx.apply_updates(model, updates), opt_state), loss
 
 
+# --8<-- [start:is_array]
 def is_array(leaf: object) -> bool:
     """Return whether a leaf is saved; others are activation functions, for example."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+# --8<-- [end:is_array]
 
 
 def main() -> None:
@@ -53,11 +57,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "step_3")
+        # --8<-- [start:save]
         ocp.save(path, eqx.filter(state, is_array))
 
         # shapes only: nothing is computed or allocated for the model that is restored
         target, functions = eqx.partition(eqx.filter_eval_shape(create), is_array)
         restored = eqx.combine(ocp.load(path, like=target), functions)
+        # --8<-- [end:save]
 
     (_, expected), (_, found) = train_step(state, x), train_step(restored, x)
     np.testing.assert_array_equal(found, expected)

@@ -76,6 +76,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "step_3")
+        # --8<-- [start:save]
         ocp.save(path, state)
 
         # `apply_fn` and `tx` are no leaves: they come from the target, whose arrays are only shapes
@@ -83,6 +84,7 @@ def main() -> None:
 
         # for inference, without Adam's moments
         variables = ocp.load(path, only=["params/**", "batch_stats/**"])
+        # --8<-- [end:save]
 
     np.testing.assert_array_equal(
         jax.jit(partial(model.apply, train=False))(variables, x),

@@ -59,6 +59,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "step_3")
+        # --8<-- [start:save]
         ocp.save(path, nnx.state(training))
 
         # shapes only: nothing is computed or allocated for what is restored
@@ -69,6 +70,7 @@ def main() -> None:
         model = Model(nnx.Rngs(7))
         params = {"model": nnx.state(model, nnx.Param)}
         nnx.update(model, ocp.load(path, like=params, unexpected="ignore")["model"])
+        # --8<-- [end:save]
 
     np.testing.assert_array_equal(model.output.kernel, training["model"].output.kernel)
     expected, found = train_step(**training, x=x), train_step(**restored, x=x)

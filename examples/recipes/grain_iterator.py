@@ -28,16 +28,19 @@ def train(run: Path, steps: range) -> list[np.ndarray]:
     batches: list[np.ndarray] = []
     with ocp.CheckpointManager(run) as manager:
         if manager.latest_step() is not None:
+            # --8<-- [start:restore]
             items = manager.restore(
                 args=ocp.args.Composite(
                     state=ocp.args.StandardRestore(state),
                     data=ocp.args.StatefulRestore(data),  # moves the iterator itself
                 )
             )
+            # --8<-- [end:restore]
             state = items.state
         for step in steps:
             batches.append(next(data))
             state = {"sum": state["sum"] + batches[-1].sum()}  # the training step
+            # --8<-- [start:save]
             manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -45,6 +48,7 @@ def train(run: Path, steps: range) -> list[np.ndarray]:
                     data=ocp.args.StatefulSave(data),  # its position now, not when it is written
                 ),
             )
+            # --8<-- [end:save]
     return batches
 
 

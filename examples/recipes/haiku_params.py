@@ -67,11 +67,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "step_3")
+        # --8<-- [start:save]
         ocp.save(path, state)
         restored = ocp.load(path, like=jax.eval_shape(create, x))
 
         # Haiku's names have slashes; `**` matches them too
         averages = ocp.load(path, only="averages/batch_norm/**")["averages"]
+        # --8<-- [end:save]
 
     apply = jax.jit(partial(model.apply, is_training=False))
     np.testing.assert_array_equal(

@@ -23,6 +23,7 @@ from orbit_ckpt import transform as tf
 
 WORDS, WIDTH, HEADS, LAYERS = 50, 16, 4, 2
 
+# --8<-- [start:rules]
 RULES = [
     tf.Rename("embeddings.word_embeddings.weight", "embedding/embedding"),
     tf.Drop("pooler.*"),  # the model has none
@@ -46,6 +47,7 @@ RULES = [
     # a variable of NNX is a container with a value
     tf.Rename("**", r"\1/value"),
 ]
+# --8<-- [end:rules]
 
 
 class Layer(nnx.Module):
@@ -79,11 +81,15 @@ class Encoder(nnx.Module):
         return x
 
 
+# --8<-- [start:load]
 def load_encoder(path: Path) -> Encoder:
     """Return the encoder with the weights of a file, a directory or an index of safetensors."""
     # shapes only: no random weights are computed to be overwritten
     graph, target = nnx.split(nnx.eval_shape(lambda: Encoder(nnx.Rngs(0))))
     return nnx.merge(graph, ocp.load(path, like=target, transforms=RULES))
+
+
+# --8<-- [end:load]
 
 
 def random_weights() -> dict[str, np.ndarray]:

@@ -97,17 +97,21 @@ def main() -> None:
         adapters = init_adapters(jax.random.key(1))
         state = {"base": base, "adapters": adapters, "opt_state": optimizer.init(adapters)}
         run = Path(directory, "run")
+        # --8<-- [start:run]
         options = ocp.CheckpointManagerOptions(incremental=True, max_to_keep=3)
         with ocp.CheckpointManager(run, options=options) as manager:
             for step in range(5):
                 state = train_step(state, texts)
                 manager.save(step, state)
+        # --8<-- [end:run]
         sizes = {step: new_bytes(run / f"{step}", run / f"{step - 1}") for step in (3, 4)}
 
+        # --8<-- [start:load]
         # each step is complete, whichever others have been deleted
         found = ocp.load(run / "4", like=jax.eval_shape(lambda: state))
         # to serve beside base weights that are in memory already
         small = ocp.load(run / "4", only="adapters/**")["adapters"]
+        # --8<-- [end:load]
         # adapters merged, as a base of its own; embeddings are those of the pretrained towers
         merged = {
             name: {**tower, "kernel": tower["kernel"] + small[name]["a"] @ small[name]["b"]}

@@ -20,6 +20,7 @@ from orbit_ckpt import transform as tf
 
 Params = dict[str, jax.Array]
 
+# --8<-- [start:rules]
 before = optax.adam(1e-2)
 after = optax.chain(
     optax.clip_by_global_norm(1.0),
@@ -34,6 +35,7 @@ RULES = [
     # new in the chain, therefore as `init` makes it
     tf.Fallback("opt_state/2/**"),
 ]
+# --8<-- [end:rules]
 
 
 def create(optimizer: optax.GradientTransformation) -> dict[str, Any]:
@@ -68,11 +70,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "step_3")
+        # --8<-- [start:save]
         ocp.save(path, state)
 
         # named tuples such as `ScaleByAdamState` come back as such
         same = ocp.load(path, like=jax.eval_shape(partial(create, before)))
         changed = ocp.load(path, like=create(after), transforms=RULES)
+        # --8<-- [end:save]
 
     expected, found = train(before, state, steps=1), train(before, same, steps=1)
     np.testing.assert_array_equal(found["params"]["w"], expected["params"]["w"])

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 import orbit_ckpt as ocp
 from orbit_ckpt import transform as tf
 
+# --8<-- [start:rules]
 RULES = [
     tf.Rename("**/value", r"\1"),  # a variable of NNX is a container with a value
     tf.Drop("dropout/**"),  # PyTorch's dropout has no state
@@ -30,6 +31,7 @@ RULES = [
     tf.Rename("norm/mean", "norm/running_mean"),
     tf.Rename("norm/var", "norm/running_var"),
 ]
+# --8<-- [end:rules]
 """Tensors are named by the keys of their path, joined by dots: `conv.weight`."""
 
 
@@ -69,6 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         step, exported = Path(directory, "step_1"), Path(directory, "model.safetensors")
         ocp.save(step, nnx.state(model))
+        # --8<-- [start:convert]
         ocp.convert(
             step,
             exported,
@@ -76,6 +79,7 @@ def main() -> None:
             transforms=RULES,
             custom_metadata={"format": "pt"},  # which Transformers asks for
         )
+        # --8<-- [end:convert]
         tensors = jax.tree.map(jnp.asarray, load_file(exported))
         with safe_open(exported, framework="numpy") as file:
             metadata = file.metadata()
