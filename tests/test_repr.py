@@ -179,8 +179,34 @@ def test_pages_set_no_colours(model: Path) -> None:
 def test_a_page_of_many_leaves_is_bounded(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {str(i): i for i in range(3000)})
     page = ocp.metadata(tmp_path / "x")._repr_html_()
-    assert page.count("<li>") == 400
+    assert page.count("<li") == 400
     assert "... and 2601 more" in page
+
+
+def test_a_page_folds_what_a_repr_leaves_out(model: Path) -> None:
+    page = ocp.metadata(model)._repr_html_()
+    assert page.count("<li") == 3 + 70 + 140
+    assert "<details><summary><span" in page.partition("layer_0")[0]  # `params`, of 70 layers
+    ocp.save(model.with_name("small"), MODEL["params"]["layer_0"])
+    assert "<details>" not in ocp.metadata(model.with_name("small"))._repr_html_()
+
+
+def test_retention_shows_what_keeps_each_step(tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(preservation_policy=ocp.policies.LatestN(1))
+    with ocp.CheckpointManager(tmp_path) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": 1}, force=True)
+    with ocp.CheckpointManager(tmp_path, options=options) as run:
+        run.pin(1)
+        plan = run.retention()
+    assert [line.split() for line in repr(plan).splitlines()] == [
+        ["RetentionPlan:", "2", "kept,", "1", "deleted"],
+        ["step", "kept", "by"],
+        ["3", "LatestN(n=1)"],
+        ["2", "none,", "deleted"],
+        ["1", "Pinned()"],
+    ]
+    assert "LatestN(n=1)" in Text(plan._repr_html_()).text
 
 
 def test_small_tables_are_whole_and_large_ones_share_the_rest() -> None:

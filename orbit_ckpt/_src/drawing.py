@@ -21,7 +21,12 @@ _MOST_ROWS = 400
 _WIDEST = 200
 """Characters of a cell; a longer one loses its middle."""
 
+_UNBROKEN = 40
+"""Characters of a cell in a notebook that are kept on one line."""
+
 _LEFT = ' style="text-align:left"'
+_NAME = ' style="font-family:monospace"'
+_UNMARKED = ' style="padding-left:1.1em"'  # the width of the mark of what folds
 
 
 class Block(Protocol):
@@ -128,10 +133,7 @@ class Table(Block):
         names = "".join(f"<th{_LEFT}>{_html(self.header[i])}</th>" for i in columns)
         parts += [f"<table><thead><tr>{names}</tr></thead><tbody>"]
         for row in shown:
-            cells = (
-                f"<td{'' if self.header[i] in self.right else _LEFT}>{_html(row[i])}</td>"
-                for i in columns
-            )
+            cells = (_cell(row[i], self.header[i] in self.right) for i in columns)
             parts.append(f"<tr>{''.join(cells)}</tr>")
         parts.append("</tbody></table>")
         parts += [f"<div>{_html(line)}</div>" for line in more]
@@ -197,7 +199,8 @@ class Tree(Block):
 
     @override
     def html(self, most: int) -> str:
-        return _nested(self._root, _opened(self._root, most))
+        shown = _opened(self._root, most)
+        return _nested(self._root, shown, _opened(self._root, MOST_LINES))
 
 
 def _opened(root: Branch, most: int) -> dict[int, int]:
@@ -237,19 +240,22 @@ def _rows(node: Branch, shown: dict[int, int], indent: str) -> list[list[str]]:
     return rows
 
 
-def _nested(node: Branch, shown: dict[int, int]) -> str:
+def _nested(node: Branch, shown: dict[int, int], unfolded: dict[int, int]) -> str:
+    """Return the lines below a node; they fold, and those of `repr` are unfolded at first."""
     count = shown.get(id(node), 0)
     left = len(node.children) - count
     parts: list[str] = []
     for child in node.children[:count]:
         cells = "".join(f" &ensp;{_html(cell)}" for cell in child.cells if cell)
-        line = f"<code>{_html(child.label)}</code><small>{cells}</small>"
-        below = _nested(child, shown) if id(child) in shown else ""
-        if below:
-            line = f"<details open><summary>{line}</summary>{below}</details>"
-        parts.append(f"<li>{line}</li>")
+        line = f"<span{_NAME}>{_html(child.label)}</span><small>{cells}</small>"
+        if id(child) in shown:
+            is_open = " open" if unfolded.get(id(child)) == len(child.children) else ""
+            below = _nested(child, shown, unfolded)
+            parts.append(f"<li><details{is_open}><summary>{line}</summary>{below}</details></li>")
+        else:
+            parts.append(f"<li{_UNMARKED}>{line}</li>")
     if left and count:
-        parts.append(f"<li>... and {left} more</li>")
+        parts.append(f"<li{_UNMARKED}>... and {left} more</li>")
     return f'<ul style="list-style:none;margin:0;padding-left:1.2em">{"".join(parts)}</ul>'
 
 
@@ -268,6 +274,13 @@ def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
 
 def _one_line(text: str) -> str:
     return text if text.isprintable() else visible(text).replace("\n", "\\n")
+
+
+def _cell(text: str, is_right: bool) -> str:
+    """Return a cell of a table; numbers and shapes stay on one line."""
+    align = "" if is_right else "text-align:left;"
+    wrap = "" if len(text) > _UNBROKEN else "white-space:nowrap"
+    return f'<td style="{align}{wrap}">{_html(text)}</td>'
 
 
 def _html(text: str) -> str:

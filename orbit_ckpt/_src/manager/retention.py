@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from orbit_ckpt._src.drawing import Drawing, Table
 from orbit_ckpt._src.manager.combined_preservation import (
     AmongPermanent,
     AnyPreservationPolicy,
@@ -48,7 +49,12 @@ class StepRetention(Struct, frozen=True, gc=False):
         if not self.kept:
             return f"step {self.step}: deleted"
         dropped = f", without {', '.join(self.dropped_items)}" if self.dropped_items else ""
-        return f"step {self.step}: kept by {', '.join(map(str, self.rules))}{dropped}"
+        return f"step {self.step}: kept by {reasons(self)}{dropped}"
+
+
+def reasons(step: StepRetention) -> str:
+    """Return the policies that keep a step, each once."""
+    return ", ".join(dict.fromkeys(map(str, step.rules)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,26 @@ class RetentionPlan:
     def deleted(self) -> list[int]:
         """The steps deleted, ascending."""
         return [step.step for step in self.steps if not step.kept]
+
+    def _draw(self) -> Drawing:
+        """Return the rules that keep each step, newest first."""
+        rows = [
+            (
+                str(step.step),
+                reasons(step) if step.kept else "none, deleted",
+                ", ".join(step.dropped_items),
+            )
+            for step in reversed(self.steps)
+        ]
+        title = f"{type(self).__name__}: {len(self.kept)} kept, {len(self.deleted)} deleted"
+        header = ("step", "kept by", "without items")
+        return Drawing(title, [Table(header, rows, ["step"], what="older steps")] if rows else [])
+
+    def __repr__(self) -> str:
+        return self._draw().text()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
