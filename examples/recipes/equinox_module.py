@@ -41,7 +41,7 @@ def train_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
 
 # --8<-- [start:is_array]
 def is_array(leaf: object) -> bool:
-    """Return whether a leaf is saved; others are activation functions, for example."""
+    """Return whether a leaf is an array or its shape, and not a function."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 

@@ -79,7 +79,7 @@ def main() -> None:
         # --8<-- [start:save]
         ocp.save(path, state)
 
-        # `apply_fn` and `tx` are no leaves: they come from the target, whose arrays are only shapes
+        # shapes only; `apply_fn` and `tx`, which are not leaves, come from here
         restored = ocp.load(path, like=jax.eval_shape(create, x))
 
         # for inference, without Adam's moments
