@@ -48,7 +48,11 @@ def reporting(
             f"progress must be True, or a function that takes the bytes done and their total; "
             f"found {show(progress)}."
         )
-    with _bar(title) if progress is True else contextlib.nullcontext(progress) as report:
+    with (
+        progress_bar(title, transient=False)
+        if progress is True
+        else contextlib.nullcontext(progress)
+    ) as report:
         sampler = _Sampler(report)
         try:
             yield sampler.start
@@ -104,21 +108,31 @@ class _Sampler:
 
 
 @contextlib.contextmanager
-def _bar(title: str) -> Generator[Progress]:
-    """Draw a bar on standard error, or in a notebook.
+def progress_bar(title: str, *, transient: bool = True) -> Generator[Callable[[int, int], None]]:
+    """Draw a bar on standard error if that is a terminal, or in a notebook.
+
+    The context yields a function of the bytes done and the total.
+
+    Args:
+        title: What the bar is called.
+        transient: Whether to remove the bar at the end.
 
     Raises:
         ImportError: Rich is not installed.
     """
     try:
-        from rich import progress  # noqa: PLC0415 - an extra
-        from rich.console import Console  # noqa: PLC0415 - see above
+        from rich.console import Console  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError(
             "progress=True draws its bar with rich, which is not installed: pip install "
             "'orbit-ckpt[cli]'; or give a function that takes the bytes done and their total."
         ) from error
     console = Console(file=sys.stderr)
+    if not (console.is_terminal or console.is_jupyter):
+        yield lambda done, total: None  # noqa: ARG005 - nobody sees it
+        return
+    from rich import progress  # noqa: PLC0415 - see above
+
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -126,7 +140,6 @@ def _bar(title: str) -> Generator[Progress]:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    is_shown = console.is_terminal or console.is_jupyter
-    with progress.Progress(*columns, console=console, disable=not is_shown) as bar:
+    with progress.Progress(*columns, console=console, transient=transient) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -54,13 +54,15 @@ def shorten(text: str, limit: int = 120) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
-def human_bytes(count: int) -> str:
-    """Format a size.
+def human_bytes(count: int | None) -> str:
+    """Format a size; an unknown one, None, is empty.
 
     Example:
         >>> human_bytes(12_345_678)
         '12.3 MB'
     """
+    if count is None:
+        return ""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -413,8 +413,9 @@ def test_what_cannot_be_read_is_one_line_of_error(
     (tmp_path / "file").write_text("x")
     result = cli(command, path, status=2)
     assert result.out == ""
-    assert result.err.startswith("error: No checkpoint at ")
-    assert len(result.err.splitlines()) == 1
+    message, *notes = result.err.splitlines()
+    assert message.startswith("error: No checkpoint at ")
+    assert [note.startswith("  See https://") for note in notes] == [True]
 
 
 @pytest.mark.parametrize(

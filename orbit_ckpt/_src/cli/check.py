@@ -13,11 +13,12 @@ from msgspec import structs
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.health import record_verified
-from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions

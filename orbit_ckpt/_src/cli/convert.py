@@ -9,13 +9,15 @@ import jax
 from orbit_ckpt._src.arrays.dtypes import as_dtype
 from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar, stored_bytes
+from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.text import human_bytes
 
 
 def convert(  # noqa: PLR0913, PLR0917 - options of a command

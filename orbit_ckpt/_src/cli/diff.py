@@ -9,11 +9,12 @@ from functools import partial
 import typer
 
 from orbit_ckpt._src.arrays.compare import Comparison
-from orbit_ckpt._src.cli.output import echo, human_number, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, human_number, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.errors import CorruptionError
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.storage.fingerprint import read_consistently

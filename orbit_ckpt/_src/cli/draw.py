@@ -11,11 +11,12 @@ from msgspec import Struct
 
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.options import Order
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json
+from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.storage.layout import number_in
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.keypath import NamePath
 

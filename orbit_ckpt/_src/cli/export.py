@@ -15,12 +15,14 @@ import typer
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.cli.values import as_host, open_leaves, print_damage
 from orbit_ckpt._src.errors import CheckpointExistsError, CorruptionError
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.path import resolve_local, storage_errors
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
 _ADVICE = "Check that its directory exists and may be written."

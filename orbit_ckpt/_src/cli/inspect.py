@@ -9,14 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.output import (
-    echo,
-    format_time,
-    human_bytes,
-    print_json,
-    print_unfinished,
-    stored_bytes,
-)
+from orbit_ckpt._src.cli.output import echo, format_time, print_json, print_unfinished, stored_bytes
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
@@ -27,6 +20,7 @@ from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, Strin
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
 from orbit_ckpt._src.storage.path import PathLike
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.transform.patterns import explain_unmatched, join_name, names_matching
 from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
 from orbit_ckpt._src.tree.keypath import NamePath, name_path

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from orbit_ckpt._src.cli.health import StepHealth, read_health
 from orbit_ckpt._src.cli.metrics import best_step, has_nan, is_lower_better, metric_names
-from orbit_ckpt._src.cli.output import (
-    format_time,
-    human_bytes,
-    human_number,
-    print_json,
-    print_unfinished,
-)
+from orbit_ckpt._src.cli.output import format_time, human_number, print_json, print_unfinished
 from orbit_ckpt._src.cli.runs import (
     UNKNOWN_TIME,
     Keeping,
@@ -25,6 +19,7 @@ from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import locate
+from orbit_ckpt._src.text import human_bytes
 
 
 def ls(  # noqa: PLR0913, PLR0917 - options of a command

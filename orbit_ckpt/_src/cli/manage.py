@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from orbit_ckpt._src.cli.output import (
-    confirm,
-    echo,
-    human_bytes,
-    print_json,
-    stored_bytes,
-)
+from orbit_ckpt._src.cli.output import confirm, echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.runs import (
     AnyStepName,
     Keeping,
@@ -33,7 +27,7 @@ from orbit_ckpt._src.storage.layout import (
 )
 from orbit_ckpt._src.storage.partial import remove_path, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
-from orbit_ckpt._src.text import shorten_list
+from orbit_ckpt._src.text import human_bytes, shorten_list
 
 _ADVICE = "Check the permissions there."
 

@@ -1,13 +1,12 @@
-"""Output of commands: lines, tables, JSON, progress."""
+"""Output of commands: lines, numbers, JSON, questions."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,18 +74,6 @@ def _name_of(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def human_bytes(count: int | None) -> str:
-    """Format a size."""
-    if count is None:
-        return ""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def human_number(value: object) -> str:
     """Format a number for a table."""
     if value is None:
@@ -116,32 +103,6 @@ def confirm(question: str, *, yes: bool) -> None:
     except typer.Abort:
         echo()
     raise typer.Exit(2)
-
-
-@contextlib.contextmanager
-def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
-    """Show bytes, rate and time left if standard error is a terminal.
-
-    The context yields a function of the bytes done and the total bytes.
-    """
-    from rich.console import Console  # noqa: PLC0415 - an extra that only terminals need
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None  # noqa: ARG005 - no terminal
-        return
-    from rich import progress  # noqa: PLC0415 - see above
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_unfinished(names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
-from orbit_ckpt._src.cli.output import echo, human_bytes, human_number, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, human_number, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.cli.values import (
@@ -23,6 +23,8 @@ from orbit_ckpt._src.cli.values import (
     statistics_of,
 )
 from orbit_ckpt._src.errors import CorruptionError
+from orbit_ckpt._src.progress import progress_bar
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.transform.patterns import is_exact
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 

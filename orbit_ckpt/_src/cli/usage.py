@@ -9,12 +9,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json
+from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.runs import ListedStep, list_run, unfinished_saves
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.text import human_bytes
 
 
 class _Usage(Struct, frozen=True):

@@ -16,17 +16,13 @@ from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
 from orbit_ckpt._src.checkpointer.api import load
 from orbit_ckpt._src.cli.health import record_not_finite
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
-from orbit_ckpt._src.cli.output import (
-    echo,
-    human_number,
-    print_json,
-    progress_bar,
-)
+from orbit_ckpt._src.cli.output import echo, human_number, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.text import shorten_list

@@ -13,19 +13,12 @@ from msgspec import Struct
 
 from orbit_ckpt._src.cli.listing import step_fields
 from orbit_ckpt._src.cli.metrics import has_nan
-from orbit_ckpt._src.cli.output import (
-    SCHEMA,
-    echo,
-    format_time,
-    human_bytes,
-    human_number,
-    plain,
-    stored_bytes,
-)
+from orbit_ckpt._src.cli.output import SCHEMA, echo, format_time, human_number, plain, stored_bytes
 from orbit_ckpt._src.cli.runs import UNKNOWN_TIME, ListedStep, list_run, unfinished_saves
 from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, StorageError
 from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.text import human_bytes
 
 _RECENT = 10
 """Number of newest steps from which the pace is estimated."""

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import typer
 
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
 from orbit_ckpt._src.cli.report.page import check_output, write_page
+from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.text import human_bytes
 
 
 def report(path: str, output: Path, options: ReportOptions, as_json: bool) -> None:

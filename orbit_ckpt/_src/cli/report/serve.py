@@ -13,11 +13,12 @@ from typing import Self
 
 from typing_extensions import override
 
-from orbit_ckpt._src.cli.output import echo, progress_bar
+from orbit_ckpt._src.cli.output import echo
 from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
 from orbit_ckpt._src.cli.report.measure import Progress, no_progress
 from orbit_ckpt._src.cli.report.page import render
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.progress import progress_bar
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
