@@ -121,13 +121,13 @@ def progress_bar(title: str, *, transient: bool = True) -> Generator[Callable[[i
         ImportError: Rich is not installed.
     """
     try:
-        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich import console as consoles  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError(
             "progress=True draws its bar with rich, which is not installed: pip install "
             "'orbit-ckpt[cli]'; or give a function that takes the bytes done and their total."
         ) from error
-    console = Console(file=sys.stderr)
+    console = consoles.Console(file=sys.stderr)
     if not (console.is_terminal or console.is_jupyter):
         yield lambda done, total: None  # noqa: ARG005 - nobody sees it
         return

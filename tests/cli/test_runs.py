@@ -81,9 +81,34 @@ def test_du_counts_shared_files_once(cli: Run, own_run: Path) -> None:
     assert [rows[name]["shared"] for name in ("10", "20", "30")] == [0, 500, 500]
     assert rows["40.orbax-checkpoint-tmp-1"]["unfinished"] is True
     assert found["bytes"] - found["disk_bytes"] == 500
-    assert "500 B of it saved by sharing" in cli("du", own_run).out
+    assert rows["30"]["bytes"] - rows["30"]["new"] == 500
+    assert "500 B less than without sharing" in cli("du", own_run).out
     parts = {entry["name"] for entry in cli("du", own_run / "10", "--json").json["entries"]}
     assert {"default", "metrics"} <= parts
+
+
+def test_what_an_incremental_save_shares_is_shown(cli: Run, tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    frozen = np.random.default_rng(0).standard_normal((400, 400))
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in (1, 2, 3):
+            state = {"frozen": frozen, "w": np.full(3, step)}
+            run.save(step, args=ocp.args.StandardSave(state))
+    listed = cli("ls", "run", "--json").json["steps"]
+    used = cli("du", "run", "--json").json
+    assert listed[0]["new_bytes"] == listed[0]["bytes"] > frozen.nbytes / 2
+    for step, entry in zip(listed, used["entries"], strict=True):
+        assert step["shared_bytes"] == entry["shared"] > frozen.nbytes / 2
+        assert step["new_bytes"] == entry["new"]
+    assert all(step["new_bytes"] < frozen.nbytes / 10 for step in listed[1:])
+    files = [p.stat() for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    assert used["disk_bytes"] == sum({s.st_ino: s.st_size for s in files}.values())
+    table = cli("ls", "run").out
+    assert table.splitlines()[0].split()[:4] == ["step", "size", "new", "shared"]
+    assert table.splitlines()[-1].endswith(" on the disk")
+    assert "shared with step 1, 3" in cli("tree", "run@2").out
+    whole = cli("cp", "run/2", "copy") and cli("tree", "copy").out
+    assert "shared" not in whole
 
 
 def test_watch_prints_steps_until_one(cli: Run, own_run: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from pathlib import Path
@@ -25,7 +25,7 @@ from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.items.arguments import CheckpointArgs
 from orbit_ckpt._src.items.base import CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
-from orbit_ckpt._src.metadata.step_details import StepDetails
+from orbit_ckpt._src.metadata.step_details import RecordedRule, StepDetails
 from orbit_ckpt._src.progress import Progress as ReportProgress
 from orbit_ckpt._src.progress import reporting
 from orbit_ckpt._src.runtime.cancellation import Cancellation
@@ -208,6 +208,7 @@ class SaveRequest(Struct, frozen=True):
         custom_metadata: A JSON object to store with the checkpoint.
         step: Its step, for messages.
         details: Further facts to record about a step.
+        rules: The retention rules to record with a step.
         when_done: Called once the checkpoint is durable; its exceptions are only logged.
         record: Called likewise, with the bytes written and the seconds taken.
         is_item: Whether the path is an item to add to the checkpoint that it is in.
@@ -223,6 +224,7 @@ class SaveRequest(Struct, frozen=True):
     custom_metadata: Mapping[str, object] | None = None
     step: int | None = None
     details: StepDetails | None = None
+    rules: Sequence[RecordedRule] = ()
     when_done: Callable[[], object] | None = None
     record: Callable[[int, float], object] | None = None
     is_item: bool = False
@@ -252,6 +254,7 @@ class SaveRequest(Struct, frozen=True):
             options=options,
             custom_metadata=self.custom_metadata,
             details=self.details,
+            rules=self.rules,
             is_item=self.is_item,
         )
 

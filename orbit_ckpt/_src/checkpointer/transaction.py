@@ -18,7 +18,12 @@ from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.files import add_item_handler, write_step
 from orbit_ckpt._src.metadata.schema import StepDocument
-from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
+from orbit_ckpt._src.metadata.step_details import (
+    RecordedRule,
+    StepDetails,
+    write_rules,
+    write_step_details,
+)
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.futures import Future, collect_futures, wait_for_end
@@ -76,6 +81,7 @@ class SaveSession:
         options: SessionOptions,
         custom_metadata: Mapping[str, object] | None = None,
         details: StepDetails | None = None,
+        rules: Sequence[RecordedRule] = (),
         is_item: bool = False,
     ) -> None:
         """Prepare a session; nothing is created yet.
@@ -86,6 +92,7 @@ class SaveSession:
             options: How to save.
             custom_metadata: A JSON object to store with it.
             details: Further facts to record about a step.
+            rules: The retention rules to record with a step.
             is_item: Whether the path is an item to add to the checkpoint that it is in.
 
         Raises:
@@ -100,6 +107,7 @@ class SaveSession:
         self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
         self._details = details
+        self._rules = rules
         self._is_item = is_item
         self._time_ns = options.time_ns
         self._began_ns = self._time_ns()
@@ -296,6 +304,8 @@ class SaveSession:
         write_step(self.directory, document)
         if self._details is not None:
             write_step_details(self.directory, self._details)
+        if self._rules:
+            write_rules(self.directory, self._rules)
         write_manifest(self.directory)
 
 

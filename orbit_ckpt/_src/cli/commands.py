@@ -48,14 +48,14 @@ def ls(  # noqa: PLR0913, PLR0917 - options of a command
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
     metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool, LOWEST] = False,
+    lowest: Annotated[bool | None, LOWEST] = None,
     policy: Annotated[str | None, POLICY] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """List the steps of a run, or the items of a checkpoint.
 
-    A run does not record its retention rules. With the options of `prune`, a column shows which
-    rule would keep each step.
+    A column shows which of the run's retention rules keeps each step, or, with the options of
+    `prune`, which of those would.
     """
     from orbit_ckpt._src.cli import listing  # noqa: PLC0415 - see above
 
@@ -281,7 +281,7 @@ def report(  # noqa: PLR0913, PLR0917 - options of a command
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
     metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool, LOWEST] = False,
+    lowest: Annotated[bool | None, LOWEST] = None,
     policy: Annotated[str | None, POLICY] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
@@ -433,7 +433,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
     metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool, LOWEST] = False,
+    lowest: Annotated[bool | None, LOWEST] = None,
     policy: Annotated[str | None, POLICY] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only show which steps would be deleted.")

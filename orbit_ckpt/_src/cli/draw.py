@@ -13,8 +13,13 @@ from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.runs import list_run
+from orbit_ckpt._src.cli.sharing import describe_sharing
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
+from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.formats.locate import locate
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import number_in
 from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.tree.diff import nearest_names
@@ -82,6 +87,18 @@ def tree(  # noqa: PLR0913, PLR0917 - options of a command
     cells = [[row.name, *(_cell(row, title, total) for title in titles)] for row in rows]
     print_table(["leaf" if flat else "tree", *titles], cells, right=_RIGHT)
     echo(f"{len(leaves)} leaves, {human_bytes(total)}")
+    if (sharing := _sharing(root)) is not None:
+        echo(sharing)
+
+
+def _sharing(step: Path) -> str | None:
+    """Return what a step of a local run shares with other steps of it; None if nothing."""
+    if not directory_of(step).has_local_files:
+        return None
+    try:
+        return describe_sharing(step, lambda: list_run(locate(step.parent)) or ())
+    except CheckpointError:  # it is no step of a run
+        return None
 
 
 def _parse_columns(text: str) -> Sequence[str]:

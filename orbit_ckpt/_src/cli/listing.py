@@ -7,14 +7,16 @@ from pathlib import Path
 
 from orbit_ckpt._src.cli.health import StepHealth, read_health
 from orbit_ckpt._src.cli.metrics import best_step, has_nan, is_lower_better, metric_names
-from orbit_ckpt._src.cli.output import format_time, human_number, print_json, print_unfinished
+from orbit_ckpt._src.cli.output import echo, format_time, human_number, print_json, print_unfinished
 from orbit_ckpt._src.cli.runs import (
     UNKNOWN_TIME,
     Keeping,
     ListedStep,
+    kept_by,
     list_run,
     unfinished_saves,
 )
+from orbit_ckpt._src.cli.sharing import Share, shares_of
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.errors import CheckpointNotFoundError
@@ -28,7 +30,7 @@ def ls(  # noqa: PLR0913, PLR0917 - options of a command
     keep_every: int | None,
     keep_best: int | None,
     metric: str | None,
-    lowest: bool,
+    lowest: bool | None,
     policy: str | None,
     as_json: bool,
 ) -> None:
@@ -62,23 +64,27 @@ def _list_run(
     as_json: bool,
 ) -> None:
     infos = [entry.info for entry in entries]
-    kept = keeping.rules(infos) if keeping.is_given else None
+    shares = shares_of(entries)
+    kept = kept_by(entries, keeping)
     if as_json:
         marks = _marks(root, entries, metric_names(infos))
         steps = [
             step_fields(entry)
             | {
+                "new_bytes": None if share is None else share.new,
+                "shared_bytes": None if share is None else share.shared,
                 "kept_by": None if kept is None else kept[entry.info.step],
                 "marks": marks[entry.info.step],
             }
-            for entry in entries
+            for entry, share in zip(entries, shares or [None] * len(entries), strict=True)
         ]
         print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
         return
     names = metric_names(infos)
     marks = _marks(root, entries, names)
-    header = ["step", "size", "time", *names, "marks", "kept by", "name"]
+    header = ["step", "size", "new", "shared", "time", *names, "marks", "kept by", "name"]
     rows: list[list[str]] = []
+    has_shared = any(share.shared for share in shares or ())
     styles: dict[int, str] = {}
     for i, entry in enumerate(entries):
         info, number = entry.info, str(entry.info.step)
@@ -88,7 +94,7 @@ def _list_run(
         rows.append(
             [
                 number,
-                human_bytes(entry.stored_bytes()),
+                *_sizes(shares[i] if shares else None, has_shared=has_shared),
                 "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks[info.step]),
@@ -96,8 +102,17 @@ def _list_run(
                 "" if entry.name == number else entry.name,
             ]
         )
-    print_table(header, rows, right={"step", "size", *names}, styles=styles)
+    print_table(header, rows, right={"step", "size", "new", "shared", *names}, styles=styles)
+    if has_shared:
+        echo(f"{human_bytes(sum(share.new for share in shares or ()))} on the disk")
     print_unfinished(unfinished)
+
+
+def _sizes(share: Share | None, *, has_shared: bool) -> list[str]:
+    if share is None:
+        return ["", "", ""]
+    parts = (share.new, share.shared) if has_shared else (None, None)
+    return [human_bytes(share.nbytes), *map(human_bytes, parts)]
 
 
 _COLOURS = {"damaged": "red", "NaN": "yellow"}

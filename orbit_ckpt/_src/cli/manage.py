@@ -120,7 +120,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     keep_every: int | None,
     keep_best: int | None,
     metric: str | None,
-    lowest: bool,
+    lowest: bool | None,
     policy: str | None,
     dry_run: bool,
     yes: bool,

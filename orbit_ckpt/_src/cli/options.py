@@ -66,7 +66,10 @@ KEEP_BEST = typer.Option(
     "--keep-best", min=0, help="Keep the N steps with the best --metric.", metavar="N"
 )
 METRIC = typer.Option("--metric", help="Metric that --keep-best ranks by.", metavar="NAME")
-LOWEST = typer.Option("--lowest", help="Treat the lowest metric as the best.")
+LOWEST = typer.Option(
+    "--lowest/--highest",
+    help="Which value of the metric is the best; judged by its name if not given, as for @best.",
+)
 POLICY = typer.Option(help="Keep what a policy of an installed package keeps.", metavar="NAME")
 MEMORY_OPTION = typer.Option(
     "--memory", min=1, help="Memory limit for values, approximate.", metavar="MB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -11,7 +11,9 @@ from typing import cast
 from msgspec import Struct
 from typing_extensions import override
 
+from orbit_ckpt._src.cli.metrics import is_lower_better
 from orbit_ckpt._src.cli.output import stored_bytes
+from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.formats.base import ForeignStep
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.runs import RunStep, is_unfinished
@@ -21,18 +23,17 @@ from orbit_ckpt._src.manager.plugin_policies import find_policy
 from orbit_ckpt._src.manager.preservation import (
     BestN,
     EveryNSteps,
-    Foreign,
     LatestN,
-    LatestTemporary,
-    Pinned,
     PreservationContext,
     PreservationPolicy,
 )
+from orbit_ckpt._src.manager.recorded_rules import apply_again, by_metric, describe
 from orbit_ckpt._src.manager.retention import RetentionRules
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.steps import StepParser, record_step
+from orbit_ckpt._src.metadata.step_details import RecordedRule, read_rules
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.layout import number_in
+from orbit_ckpt._src.storage.layout import RETENTION, number_in
 from orbit_ckpt._src.storage.local_directory import entries_bytes
 
 
@@ -56,7 +57,7 @@ class Keeping(Struct, frozen=True):
         every: Keep multiples of this number.
         best: Number of best steps to keep.
         metric: The metric to rank by.
-        lowest: Whether the lowest is the best.
+        lowest: Whether the lowest is the best; None to judge by the metric's name.
         policy: Name of a preservation policy of a plug-in.
     """
 
@@ -64,7 +65,7 @@ class Keeping(Struct, frozen=True):
     every: int | None = None
     best: int | None = None
     metric: str | None = None
-    lowest: bool = False
+    lowest: bool | None = None
     policy: str | None = None
 
     def __post_init__(self) -> None:
@@ -82,17 +83,7 @@ class Keeping(Struct, frozen=True):
         Raises:
             ValueError: No step has the metric.
         """
-        labels = self._policies(steps)
-        plan = RetentionRules(AnyPreservationPolicy([policy for policy, _ in labels])).plan(
-            steps, PreservationContext()
-        )
-        texts = {id(policy): text for policy, text in labels}
-        return {
-            step.step: list(
-                dict.fromkeys(texts.get(id(rule)) or _describe(rule) for rule in step.rules)
-            )
-            for step in plan.steps
-        }
+        return _explain(steps, self._policies(steps))
 
     def _policies(self, steps: Sequence[StepInfo]) -> list[tuple[PreservationPolicy, str]]:
         found: list[tuple[PreservationPolicy, str]] = []
@@ -113,11 +104,8 @@ class Keeping(Struct, frozen=True):
                 f"No step has a metric {metric!r}; there are {', '.join(sorted(known)) or 'none'}."
             )
 
-        def value(metrics: Mapping[str, object]) -> float:
-            found = metrics.get(metric)
-            return float(found) if isinstance(found, int | float) else float("nan")
-
-        return BestN(get_metric_fn=value, reverse=self.lowest, n=self.best)
+        lowest = is_lower_better(metric) if self.lowest is None else self.lowest
+        return BestN(get_metric_fn=by_metric(metric), reverse=lowest, n=self.best)
 
 
 def _preservation_policy(name: str) -> PreservationPolicy:
@@ -130,16 +118,19 @@ def _preservation_policy(name: str) -> PreservationPolicy:
     return found
 
 
-def _describe(rule: PreservationPolicy) -> str:
-    match rule:
-        case Pinned():
-            return "pinned"
-        case Foreign():
-            return "another program's"
-        case LatestTemporary():
-            return "temporary"
-        case _:
-            return "newest"
+def _explain(
+    steps: Sequence[StepInfo], policies: Sequence[tuple[PreservationPolicy, str]]
+) -> dict[int, list[str]]:
+    """Return for each step the texts of the policies that keep it."""
+    rules = RetentionRules(AnyPreservationPolicy([policy for policy, _ in policies]))
+    plan = rules.plan(steps, PreservationContext())
+    texts = {id(policy): text for policy, text in policies}
+
+    def text_of(rule: PreservationPolicy) -> str:
+        # the rules keep the newest step in any case
+        return texts.get(id(rule)) or ("newest" if rule == LatestN(1) else describe(rule))
+
+    return {step.step: list(dict.fromkeys(map(text_of, step.rules))) for step in plan.steps}
 
 
 class ListedStep(Struct, frozen=True):
@@ -205,6 +196,37 @@ def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:
     step = cast(int, number)  # or a fraction, which is listed, compared and kept alike
     info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
     return ListedStep(info, one.path, one.path.name, one.entries)
+
+
+def kept_by(entries: Sequence[ListedStep], keeping: Keeping) -> dict[int, list[str]] | None:
+    """Return for each step of a run the rules that keep it, as text; None if no rules are known.
+
+    Args:
+        entries: The steps, ascending.
+        keeping: The rules to apply; if it has none, those which the newest step recorded.
+    """
+    infos = [entry.info for entry in entries]
+    if keeping.is_given:
+        return keeping.rules(infos)
+    recorded = _recorded_rules(entries)
+    if not recorded:
+        return None
+    policies = [(policy, rule.text) for rule in recorded if (policy := apply_again(rule))]
+    in_words = [rule.text for rule in recorded if apply_again(rule) is None]
+    found = _explain(infos, policies)
+    return {step: reasons or in_words for step, reasons in found.items()}
+
+
+def _recorded_rules(entries: Sequence[ListedStep]) -> Sequence[RecordedRule]:
+    newest = entries[-1] if entries else None
+    if newest is None or newest.info.foreign:
+        return ()
+    if newest.entries and not any(entry.name == RETENTION for entry in newest.entries):
+        return ()
+    try:
+        return read_rules(newest.path)
+    except (CheckpointError, OSError):  # `verify` reports damage
+        return ()
 
 
 def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:

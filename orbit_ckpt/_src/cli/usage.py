@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.runs import ListedStep, list_run, unfinished_saves
+from orbit_ckpt._src.cli.sharing import Share, compare_files, scan_files
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.formats.locate import locate
@@ -23,25 +22,22 @@ class _Usage(Struct, frozen=True):
 
     Attributes:
         name: Its name in the directory.
-        nbytes: Size of its files.
-        shared: Size of those that another entry holds too, by hard links.
-        files: Number of its files.
+        share: What it takes of the disk.
         is_unfinished: Whether it is a save in progress or an abandoned one.
     """
 
     name: str
-    nbytes: int
-    shared: int
-    files: int
+    share: Share
     is_unfinished: bool = False
 
     @property
     def fields(self) -> dict[str, object]:
         return {
             "name": self.name,
-            "bytes": self.nbytes,
-            "shared": self.shared,
-            "files": self.files,
+            "bytes": self.share.nbytes,
+            "new": self.share.new,
+            "shared": self.share.shared,
+            "files": self.share.files,
             "unfinished": self.is_unfinished,
         }
 
@@ -56,68 +52,41 @@ def du(path: str, as_json: bool) -> None:
     names = [p.name for p in sorted(root.iterdir())] if steps is None and root.is_dir() else []
     left = unfinished_saves(root, steps) if steps else []
     entries = _measure(root, steps, left, names)
-    total = sum(entry.nbytes for entry in entries)
-    unique = _unique_bytes(root, entries)
+    total = sum(entry.share.nbytes for entry in entries)
+    unique = sum(entry.share.new for entry in entries)
     if as_json:
         rows = [entry.fields for entry in entries]
         print_json("du", path=root, entries=rows, bytes=total, disk_bytes=unique)
         return
+    has_shared = any(entry.share.shared for entry in entries)
     rows = [
         [
             entry.name,
-            human_bytes(entry.nbytes),
-            human_bytes(entry.shared) if entry.shared else "",
-            str(entry.files),
+            human_bytes(entry.share.nbytes),
+            human_bytes(entry.share.new) if has_shared else "",
+            human_bytes(entry.share.shared) if has_shared else "",
+            str(entry.share.files),
             "unfinished" if entry.is_unfinished else "",
         ]
         for entry in entries
     ]
     styles = {i: "yellow" for i, entry in enumerate(entries) if entry.is_unfinished}
-    header = ["part" if steps is None else "step", "size", "shared", "files", "state"]
-    print_table(header, rows, right={"step", "size", "shared", "files"}, styles=styles)
-    saved = f", {human_bytes(total - unique)} of it saved by sharing" if unique < total else ""
-    echo(f"{human_bytes(total)}{saved}")
+    header = ["part" if steps is None else "step", "size", "new", "shared", "files", "state"]
+    print_table(header, rows, right={"step", "size", "new", "shared", "files"}, styles=styles)
+    if unique < total:
+        saved = human_bytes(total - unique)
+        echo(f"{human_bytes(unique)} on the disk, {saved} less than without sharing")
+    else:
+        echo(human_bytes(total))
 
 
 def _measure(
     root: Path, steps: Sequence[ListedStep] | None, left: Sequence[str], names: Sequence[str]
 ) -> list[_Usage]:
     chosen = [step.name for step in steps] if steps is not None else list(names) or [""]
-    found = {name: list(_files(root / name)) for name in (*chosen, *left)}
-    holders = Counter(key for files in found.values() for key in {key for key, _ in files})
+    found = [*chosen, *left]
+    shares = compare_files([scan_files(root / name) for name in found])
     return [
-        _Usage(
-            name or root.name,
-            sum(size for _, size in files),
-            sum(size for key, size in files if holders[key] > 1),
-            len(files),
-            name in left,
-        )
-        for name, files in found.items()
+        _Usage(name or root.name, share, name in left)
+        for name, share in zip(found, shares, strict=True)
     ]
-
-
-def _unique_bytes(root: Path, entries: Sequence[_Usage]) -> int:
-    """Return the size of all files, each counted once however many names it has."""
-    if not any(entry.shared for entry in entries):
-        return sum(entry.nbytes for entry in entries)
-    return sum({key: n for entry in entries for key, n in _files(root / entry.name)}.values())
-
-
-_FileKey = tuple[int, int]
-"""Device and inode of a file."""
-
-
-def _files(path: Path) -> Iterator[tuple[_FileKey, int]]:
-    """Yield the files below a directory, or a file itself, with their sizes."""
-    if not path.is_dir():
-        found = path.lstat()
-        yield (found.st_dev, found.st_ino), found.st_size
-        return
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                found = os.lstat(os.path.join(folder, name))
-            except FileNotFoundError:  # a save in progress, or a deletion
-                continue
-            yield (found.st_dev, found.st_ino), found.st_size

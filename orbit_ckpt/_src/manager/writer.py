@@ -41,6 +41,7 @@ from orbit_ckpt._src.errors import (
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.manager.coordinator import PreemptionWatch, Round, RunCoordinator
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
+from orbit_ckpt._src.manager.recorded_rules import record_rules
 from orbit_ckpt._src.manager.save_policies import (
     DecisionContext,
     PreemptionCheckpointingPolicy,
@@ -393,6 +394,7 @@ class StepWriter:
             custom_metadata=request.custom_metadata,
             step=step,
             details=StepDetails(temporary=True) if request.decision.temporary else None,
+            rules=record_rules(self._options.retention(), metrics),
             is_incremental=self._options.incremental,
             base=self._newest(besides=path) if self._options.incremental else None,
             full_every=self._options.full_every,

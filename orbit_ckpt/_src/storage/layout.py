@@ -23,6 +23,7 @@ ZARR3_DOCUMENT = "zarr.json"
 MANIFEST = "orbit_manifest.json"
 TREE_DETAILS = "orbit_tree.json"
 STEP_DETAILS = "orbit_step.json"
+RETENTION = "orbit_retention.json"
 DIGESTS = "orbit_digests"
 IN_PROGRESS = "orbit_save_in_progress"
 
