@@ -55,6 +55,10 @@ def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
                 }
                 for one in report.damage
             ],
+            shared_damage=[
+                {"file": one.file, "checkpoints": list(one.checkpoints)}
+                for one in report.shared_damage
+            ],
             unchecked=[
                 {"directory": one.directory, "count": one.count, "what": one.what}
                 for one in report.unchecked

@@ -346,7 +346,7 @@ class BatchReader:
         chunks: Sequence[tuple[ArrayRead, Shape]],
         *,
         max_bytes: int,
-        is_known: Callable[[Value], bool],
+        is_known: Callable[[ArrayRead, Value], bool],
     ) -> ChunkCheck:
         """Read chunks to their ends and discard them.
 
@@ -373,7 +373,7 @@ class BatchReader:
                         continue
                     if value is None:
                         raise self._chunks.missing(read, key)
-                    if is_known(value):
+                    if is_known(read, value):
                         continue
                     nbytes += stored_size(value)
                     self._check_chunk(read, index, reading, max_bytes)

@@ -25,7 +25,7 @@ from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.chunk_read import ArrayRead, stored_size
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import (
@@ -44,6 +44,7 @@ from orbit_ckpt._src.type_handlers.base import LoadBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, TextStorage, capability
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 from orbit_ckpt._src.verify.report import Findings, Unverifiable
+from orbit_ckpt._src.verify.shared import ChunkKey
 
 _BLOCK_BYTES = 1 << 20
 _GROUP_BYTES = 1 << 22
@@ -249,8 +250,24 @@ async def check_arrays(
 
     async def check(group: Sequence[tuple[ArrayRead, Shape]]) -> None:
         nonlocal absent
+        asked: list[ChunkKey] = []
+
+        def can_skip(read: ArrayRead, value: Value) -> bool:
+            if is_known(value):
+                return True
+            key = findings.checked.key(read, value)
+            if key is None:
+                return False
+            if findings.checked.is_intact(key):
+                findings.progress(stored_size(value))
+                return True
+            asked.append(key)
+            return False
+
         async with findings.limiter.reserve(_held(reader, group, block)):
-            found = await asyncio.to_thread(reader.check, group, max_bytes=block, is_known=is_known)
+            found = await asyncio.to_thread(reader.check, group, max_bytes=block, is_known=can_skip)
+        if not found.errors:
+            findings.checked.add(asked)
         for error in found.errors:
             findings.record(error)
         findings.count(found.nbytes)

@@ -12,6 +12,7 @@ from orbit_ckpt._src.errors import CheckpointError, CorruptionError, VersionErro
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.text import shorten_lines
+from orbit_ckpt._src.verify.shared import CheckedChunks, SharedDamage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Findings(Struct):
         leaves: Number of leaves.
         chunks: Number of chunks checked.
         nbytes: Number of bytes checked.
+        checked: Chunks that were checked in other checkpoints, which need not be read again.
     """
 
     checkpoint: Path
@@ -97,6 +99,7 @@ class Findings(Struct):
     leaves: int = 0
     chunks: int = 0
     nbytes: int = 0
+    checked: CheckedChunks = field(default_factory=CheckedChunks)
     _places: dict[tuple[str | None, str | None], int] = field(
         default_factory=dict[tuple[str | None, str | None], int]
     )
@@ -184,6 +187,7 @@ class VerifyReport:
         damage: All damage.
         unchecked: Data without checksums; it was decoded or parsed.
         unverifiable: Data of an unsupported version; it may be damaged.
+        shared_damage: Damaged files that several of the checkpoints have, by hard links.
     """
 
     path: Path
@@ -195,6 +199,7 @@ class VerifyReport:
     damage: Sequence[Damage]
     unchecked: Sequence[Unchecked]
     unverifiable: Sequence[Unverifiable] = ()
+    shared_damage: Sequence[SharedDamage] = ()
 
     @property
     def is_intact(self) -> bool:
@@ -223,6 +228,7 @@ class VerifyReport:
         )
         sections = (
             ("damaged", self.damage),
+            ("damaged files that checkpoints share", self.shared_damage),
             ("cannot be verified", self.unverifiable),
             ("not checked", self.unchecked),
         )

@@ -45,6 +45,7 @@ from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt._src.verify.contents import verify_foreign, verify_tree
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
+from orbit_ckpt._src.verify.shared import find_shared
 
 _MEASURE_BYTES = 1 << 22
 _UNRECORDED = frozenset({MANIFEST, COMMIT_MARKER, IN_PROGRESS, PINNED})
@@ -256,6 +257,9 @@ def verify(
     verified: the report says so, and the rest is checked. A missing manifest in a checkpoint of
     `orbit_ckpt` is damage.
 
+    What steps of a run share, by hard links of incremental saves, is read once. Damage in it is
+    reported for every step that needs it.
+
     If another process replaces a checkpoint during the check, it is checked again. Steps of a run
     that are deleted during the check are left out.
 
@@ -309,6 +313,7 @@ def verify(
         tuple(findings.damage),
         tuple(findings.unchecked),
         tuple(findings.unverifiable),
+        find_shared((found.checkpoint, found.file) for found in findings.damage),
     )
 
 
@@ -356,7 +361,9 @@ def _verify_unchanged(
     """
 
     async def check(path: Path) -> Findings:
-        verifier = Verifier(Findings(path, overall.limiter, overall.progress))
+        overall.checked.begin()
+        findings = Findings(path, overall.limiter, overall.progress, checked=overall.checked)
+        verifier = Verifier(findings)
         await verifier.check(foreign)
         return verifier.findings
 
