@@ -50,6 +50,7 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
             only=only,
             how=Comparison(rtol, atol, measures=True),
             progress=progress,
+            digests=True,
             damage=damage,
         )
         found = read_consistently([first, second], compare)
@@ -80,6 +81,7 @@ def _print_json(
         b=found.b,
         same=found.is_same and not errors,
         values_compared=found.has_values,
+        compared_by_digest=found.by_digest,
         common=found.common,
         only_in_a=[_fields(leaf) for leaf in found.only_in_a],
         only_in_b=[_fields(leaf) for leaf in found.only_in_b],
@@ -122,8 +124,11 @@ def _print(
     same = f"{found.common} leaves in both, {alike} of them the same"
     if damaged:
         same = f"{same}, {damaged} damaged"
-    if not found.has_values:
-        same = f"{same} in type and shape; --values compares values too"
+    if not found.has_values and found.by_digest < found.common:
+        known = f" ({found.by_digest} by the digests of values)" if found.by_digest else ""
+        same = f"{same} in type and shape{known}; --values compares values too"
+    elif not found.has_values:
+        same = f"{same} by the digests of their values; --values measures the changes"
     echo(same)
     for side, leaves, other in (("a", found.only_in_a, "b"), ("b", found.only_in_b, "a")):
         rows = [

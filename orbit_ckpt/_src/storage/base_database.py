@@ -163,6 +163,19 @@ class BaseDatabase:
         self._linked.clear()
 
 
+def read_digests(path: Path) -> tuple[Mapping[str, Value], Mapping[bytes, bytes]]:
+    """Return the values of a database, and the digests of those that have one, by key.
+
+    Raises:
+        BaseError: It cannot be read.
+    """
+    try:
+        _, values, digests = _read(path)
+    except (CheckpointError, OSError, ValueError) as error:
+        raise BaseError(f"it cannot be read: {error}") from error
+    return values, digests.by_key
+
+
 def _read(path: Path) -> tuple[DatabaseRecord, dict[str, Value], Digests]:
     if isinstance(path, StorePath):
         raise FormatError("objects of a store cannot be linked")

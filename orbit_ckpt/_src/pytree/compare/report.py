@@ -14,12 +14,13 @@ from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.text import visible
 
 Aspect = Literal[
-    "container", "kind", "shape", "dtype", "values", "type", "sharding", "bits", "layout"
+    "container", "kind", "shape", "dtype", "values", "chunks", "type", "sharding", "bits", "layout"
 ]
 """What differs. The last four are notes: the trees are equal all the same.
 
 - `container`: a dict in one tree is a list, a tuple or a namedtuple in the other.
 - `kind`: an array in one tree is a scalar, a string or an empty container in the other.
+- `chunks`: the digests of chunks tell that values differ, or their bits.
 - `type`: JAX's array in one tree is numpy's in the other, Python's scalar is numpy's.
 - `bits`: equal values have different bits: -0.0 and 0.0, or two kinds of NaN.
 - `layout`: one tree is nested, the other is one dict whose keys are the nested ones joined.
@@ -53,6 +54,8 @@ class LeafChange:
     @property
     def detail(self) -> str:
         """The change as text."""
+        if self.what == "chunks":
+            return str(self.b)
         if self.values is None:
             return f"{self.a} -> {self.b}"
         if self.values.size == 1 and self.a is not None:
@@ -92,6 +95,8 @@ class CheckpointDiff:
         notes: Differences although the trees are equal: shardings, for example.
         common: Number of leaves that both have.
         has_values: Whether values were compared.
+        by_digest: Of how many leaves the values were compared although the others were not: by the
+            digests that both checkpoints have, or because they are tiny.
     """
 
     a: Path
@@ -102,6 +107,7 @@ class CheckpointDiff:
     notes: Sequence[LeafChange]
     common: int
     has_values: bool
+    by_digest: int = 0
 
     @property
     def is_same(self) -> bool:

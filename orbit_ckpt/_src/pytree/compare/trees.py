@@ -26,6 +26,7 @@ from orbit_ckpt._src.guards import is_dict, is_list_or_tuple
 from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
 from orbit_ckpt._src.metadata.schema import NUMPY_BYTES, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt._src.pytree.compare.digests import ChunkChange, compare_digests, digested_arrays
 from orbit_ckpt._src.pytree.compare.report import (
     CheckpointDiff,
     LeafChange,
@@ -59,6 +60,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
     how: Comparison = EXACT,
     progress: Callable[[int, int], object] | None = None,
     damage: dict[NamePath, CorruptionError] | None = None,
+    digests: bool = False,
 ) -> CheckpointDiff:
     """Compare the trees of two checkpoints.
 
@@ -72,6 +74,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
         only: Patterns of which a leaf's name must match one, if any are given.
         how: Tolerance, and what else to compute.
         progress: Called with the bytes of values compared so far and their total.
+        digests: Whether to compare values by digests where both checkpoints have some.
         damage: Receives the errors of damaged leaves by name, which then do not end the comparison.
 
     Raises:
@@ -87,14 +90,20 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
         first, second = _restricted(first, second, only)
     common = [names for names in first.leaves if names in second.leaves]
     found: dict[NamePath, ValueChange] = {}
-    if values:
+    by_digest, tiny = ({}, []) if values or not digests else _by_digest(first, second, common)
+    if values or tiny:
         asked = (how, progress, damage)
-        found = await _compare_values(first, second, common, max_bytes, asked)
+        found = await _compare_values(first, second, tiny or common, max_bytes, asked)
     changed = _changed_containers(first, second)
     for names in common:
         pair = first.leaves[names], second.leaves[names]
         for change in _changes(format_path(names), *pair, found.get(names)):
             (notes if _is_note(change) else changed).append(change)
+    changed += [
+        LeafChange(format_path(names), "chunks", None, change)
+        for names, change in by_digest.items()
+        if change.differing
+    ]
     only_in_a, only_in_b = _unmatched(first, second)
     return CheckpointDiff(
         a,
@@ -105,6 +114,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
         tuple(notes),
         common=len(common),
         has_values=values,
+        by_digest=len(by_digest) + len(tiny),
     )
 
 
@@ -266,6 +276,28 @@ def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
         kind = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         return _Leaf(record, kind, UNKNOWN_TYPE, host.shape, host.dtype)
     return _Leaf(record, type(value).__name__, UNKNOWN_TYPE)
+
+
+def _by_digest(
+    a: _Side, b: _Side, common: Sequence[NamePath]
+) -> tuple[dict[NamePath, ChunkChange], list[NamePath]]:
+    """Return the leaves that digests compare, and those that need no data file to be read."""
+    first, second = (digested_arrays(side.stored.source.path) for side in (a, b))
+    compared: dict[NamePath, ChunkChange] = {}
+    tiny: list[NamePath] = []
+    for names in common if first and second else ():
+        one, other = a.leaves[names], b.leaves[names]
+        if not one.has_values_like(other):
+            continue
+        pair = first.get(one.record.name), second.get(other.record.name)
+        if pair[0] is None or pair[1] is None:
+            if one.dtype is None:
+                tiny.append(names)  # a string
+        elif one.dtype == other.dtype and (change := compare_digests(pair[0], pair[1])) is not None:
+            compared[names] = change
+        elif not (pair[0].digests or pair[1].digests):
+            tiny.append(names)
+    return compared, tiny
 
 
 async def _compare_values(
