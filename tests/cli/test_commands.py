@@ -259,6 +259,8 @@ def test_plan_says_what_rules_do(cli: Run, run_directory: Path, tmp_path: Path) 
     assert leaves["params/layers/kernel"]["shape"] == [2, 4, 4]
     assert found["ignored"] == ["opt_state/0"]
     assert "stack" in cli("plan", run_directory / "10", "--rules", "rules.toml").out
+    title = cli("plan", run_directory / "10").out.splitlines()[0]
+    assert title.split()[:2] == ["target", "action"]  # no source has another name
     (tmp_path / "rules.json").write_text('{"rules": [{"rule": "drop", "pattern": "params/**"}]}')
     found = cli("plan", run_directory / "10", "--rules", "rules.json", "--json").json
     assert not any(leaf["name"].startswith("params") for leaf in found["leaves"])

@@ -204,3 +204,13 @@ def test_progress_is_shown_and_an_interrupt_leaves_nothing(
     left = [p.name for p in (tmp_path / "to").iterdir()] if (tmp_path / "to").exists() else []
     assert left in ([], ["out"])
     assert status != 0 or left == ["out"]
+
+
+def test_dtypes_have_their_short_names(cli: Run, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "from", {"w": np.ones((2, 3), np.float32)})
+    cli("convert", "from", "to", "--to", "orbit", "--cast", "bf16")
+    assert str(ocp.load(tmp_path / "to")["w"].dtype) == "bfloat16"
+    cli("export", "to", "w", "w.npy", "--cast", "fp32")
+    assert np.load(tmp_path / "w.npy").dtype == np.float32
+    error = cli("export", "to", "w", "v.npy", "--cast", "f33", status=2).err
+    assert "'f33' is no dtype" in error

@@ -15,12 +15,13 @@ from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.health import record_verified
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.pytree.engine import TreeIO
-from orbit_ckpt._src.pytree.restore.explain import RestorePlan
+from orbit_ckpt._src.pytree.restore.explain import HEADER, RestorePlan, row_of
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.verifier import verify as verify_path
@@ -120,7 +121,11 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     if as_json:
         _print_plan(root, found)
     else:
-        echo(str(found))
+        rows = [row_of(leaf) for leaf in found.leaves]
+        cells = [[name, "" if source == name else source, *row] for name, source, *row in rows]
+        print_table(HEADER, cells, right=HEADER[-2:])
+        for line in found.summary:
+            echo(line)
 
 
 def _print_plan(path: Path, found: RestorePlan) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import jax
 
-from orbit_ckpt._src.arrays.dtypes import as_dtype
 from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
-from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
@@ -76,11 +75,9 @@ def _casts(texts: list[str]) -> dict[str, object]:
     for text in texts:
         pattern, _, name = text.rpartition("=")
         try:
-            found.setdefault(pattern or "**", as_dtype(name))
-        except TypeError as error:
-            raise ValueError(
-                f"--cast {text!r}: {name!r} is no dtype; give one such as bfloat16 or float32."
-            ) from error
+            found.setdefault(pattern or "**", parse_dtype(name))
+        except ValueError as error:
+            raise ValueError(f"--cast {text!r}: {error}") from error
     return found
 
 

@@ -16,7 +16,7 @@ import typer
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
 from orbit_ckpt._src.cli.output import echo, print_json
-from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.cli.values import as_host, open_leaves, print_damage
 from orbit_ckpt._src.errors import CheckpointExistsError, CorruptionError
@@ -87,7 +87,7 @@ def _stored_dtype(leaf: Leaf, value: object, cast_to: str | None) -> DType:
             f"{leaf.name} is {leaf.description}, which .npy files cannot hold. "
             "Choose arrays of numbers."
         )
-    dtype = as_dtype(leaf.dtype if cast_to is None else cast_to)
+    dtype = as_dtype(leaf.dtype) if cast_to is None else parse_dtype(cast_to)
     if dtype.kind == "V" or dtype.char not in np.typecodes["All"]:
         raise ValueError(
             f"{leaf.name} has dtype {dtype}, which .npy files do not record. Pass --cast float32."

@@ -1,4 +1,4 @@
-"""Parse `--reader`, a format with its options, and `--rules`, a file of rules."""
+"""Parse `--reader`, a format with its options, `--rules`, a file of rules, and dtypes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.unique_keys import RepeatedKeyError, parse_unique
 
 if TYPE_CHECKING:
+    from orbit_ckpt._src.arrays.dtypes import DType
     from orbit_ckpt._src.transform.engine import Rule
 
 
@@ -52,6 +53,23 @@ def _readers() -> Mapping[str, _Reader]:
     }
     names = {"t5": translate_t5, "none": None}
     return {"t5x": (T5XFormat, options), "tf": (TensorFlowFormat, {"translate": _choice(names)})}
+
+
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def parse_dtype(text: str) -> DType:
+    """Return the dtype that `--cast` names: `bfloat16`, or `bf16` as papers and configs write it.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    from orbit_ckpt._src.arrays.dtypes import as_dtype  # noqa: PLC0415 - imports numpy
+
+    try:
+        return as_dtype(_SHORT_DTYPES.get(text, text))
+    except TypeError as error:
+        raise ValueError(f"{text!r} is no dtype; give one such as bfloat16 or float32.") from error
 
 
 def parse_reader(text: str | None) -> Format | None:

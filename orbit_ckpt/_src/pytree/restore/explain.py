@@ -92,15 +92,18 @@ class RestorePlan(Struct, frozen=True):
 
     def _draw(self) -> Drawing:
         """Return a table with a row for each leaf, and what all of them need."""
-        header = ("target", "source", "action", "shape", "bytes read", "over-read")
-        rows = [_row(leaf) for leaf in self.leaves]
+        rows = [row_of(leaf) for leaf in self.leaves]
+        return Drawing("", [Table(HEADER, rows, HEADER[-2:], what="more leaves")], self.summary)
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        """How much is restored and read, in words."""
         total = f"{len(self.restored)} of {len(self.leaves)} leaves from the checkpoint"
         memory = f"about {human_bytes(self.peak_bytes)} of host memory"
-        footer = (
+        return (
             f"{total}; {len(self.ignored)} of its leaves not read",
             f"{human_bytes(self.bytes_read)} to read; {memory}",
         )
-        return Drawing("", [Table(header, rows, header[-2:], what="more leaves")], footer)
 
     def describe(self, *, most: int | None = MOST_LINES) -> str:
         """Return the table.
@@ -120,7 +123,12 @@ class RestorePlan(Struct, frozen=True):
         return self._draw().html()
 
 
-def _row(leaf: LeafPlan) -> tuple[str, ...]:
+HEADER = ("target", "source", "action", "shape", "bytes read", "over-read")
+"""Titles of a table of leaves."""
+
+
+def row_of(leaf: LeafPlan) -> tuple[str, ...]:
+    """Return the row of a leaf."""
     sources = ", ".join(leaf.sources[:2]) + (", ..." if len(leaf.sources) > 2 else "")
     shape = "" if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}"
     size = human_bytes(leaf.bytes_read) if leaf.bytes_read else ""
