@@ -41,6 +41,15 @@ class StepHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     damaged: int = 0
     not_finite: int | None = None
 
+    @property
+    def state(self) -> str:
+        """In a word: `damaged`, `verified`, `read` or `not read`."""
+        if self.damaged:
+            return "damaged"
+        if self.verified is not None:
+            return "verified"
+        return "not read" if self.not_finite is None else "read"
+
 
 class _Document(msgspec.Struct):
     path: str

@@ -133,11 +133,11 @@ def _marks(
     for entry in entries:
         info, health = entry.info, known.get(entry.name, StepHealth())
         flags = {
-            "damaged": health.damaged > 0,
+            "damaged": health.state == "damaged",
             "NaN": has_nan(info) or bool(health.not_finite),
             "pinned": info.pinned,
             "temporary": info.temporary,
-            "verified": health.verified is not None and not health.damaged,
+            "verified": health.state == "verified",
         }
         shown = [name for name, is_set in flags.items() if is_set]
         marks[info.step] = [*shown, *best.get(info.step, ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.cli.health import StepHealth, read_health
 from orbit_ckpt._src.cli.inspect import Leaf
 from orbit_ckpt._src.cli.output import stored_bytes
 from orbit_ckpt._src.cli.report.measure import (
@@ -145,7 +147,8 @@ class PageSource:
         step = MeasuredStep() if shown is None else self._measured[paths[shown]]
         has_values = self._options.statistics
         dtype, matrices = pack_matrices(steps, names) if has_values else ("f4", {})
-        states = [self._state(path) for path in paths]
+        known = read_health(paths[0].parent)
+        states = [self._state(path, known.get(path.name, StepHealth())) for path in paths]
         return {
             "title": _title(self.root),
             "path": str(self.root),
@@ -170,26 +173,32 @@ class PageSource:
             "histograms": pack_histograms(steps, names) if has_values else {},
         }
 
-    def _state(self, path: Path) -> dict[str, object]:
-        """Return the state of a step: what is known to be wrong with it, or how it was checked."""
+    def _state(self, path: Path, known: StepHealth) -> dict[str, object]:
+        """Return the state of a step: what is known to be wrong with it, or how it was checked.
+
+        Args:
+            path: The step.
+            known: What earlier commands found in it.
+        """
         step, damage = self._measured.get(path), self._damage.get(path)
         problems = list(damage or ())
-        bad = 0
+        bad = known.not_finite
         if step is not None:
             problems = ([step.error] if step.error else []) + problems
             problems += [one.damage for one in step.found.values() if one.damage]
             statistics = [one.statistics for one in step.found.values() if one.statistics]
-            bad = sum(one.nans + one.infs > 0 for one in statistics)
-        if problems:
-            state = "damaged"
-        elif damage is not None:
-            state = "verified"
-        else:
-            state = "read" if step is not None and step.found else "not read"
+            bad = sum(one.nans + one.infs > 0 for one in statistics) if step.found else bad
+        if known.damaged and damage is None:
+            problems.append(f"`orbit-ckpt verify` found damage in {known.damaged} places.")
+        health = StepHealth(
+            verified=known.verified if damage is None else time.time(),
+            damaged=len(problems),
+            not_finite=bad,
+        )
         return {
-            "state": state,
+            "state": health.state,
             "problems": list(dict.fromkeys(problems))[:_MOST_PROBLEMS],
-            "leaves_not_finite": bad,
+            "leaves_not_finite": bad or 0,
         }
 
 
