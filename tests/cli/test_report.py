@@ -270,6 +270,17 @@ def test_verified_steps_say_so_and_damage_besides_values_is_found(
     assert str(marker) in data["history"][1]["problems"][0]
 
 
+def test_what_earlier_commands_recorded_is_shown_of_steps_not_read_now(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_run(tmp_path / "run", *({"w": np.ones(3)} for _ in range(3)))
+    monkeypatch.setenv("ORBIT_CKPT_CACHE", str(tmp_path / "records"))
+    steps = sorted(path for path in root.iterdir() if path.is_dir())
+    cli("verify", steps[0], env={"ORBIT_CKPT_CACHE": str(tmp_path / "records")})
+    history = page_of(root, tmp_path / "page.html", statistics=False)["history"]
+    assert [step["state"] for step in history] == ["verified", "not read", "not read"]
+
+
 def test_rules_explain_which_steps_are_kept(cli: Run, run_directory: Path, tmp_path: Path) -> None:
     options = ("--keep-best", 1, "--metric", "loss", "--lowest", "--keep-last", 1)
     cli("report", run_directory, "-o", "report.html", "--no-stats", *options)
