@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,12 @@ def test_rules_explain_which_steps_are_kept(cli: Run, run_directory: Path, tmp_p
     assert data_of((tmp_path / "report.html").read_text())["history"][0]["kept_by"] is None
 
 
+def distinct_bytes(directories: Iterable[Path]) -> int:
+    """Return the size of the files of directories, each counted once."""
+    files = [file.stat() for path in directories for file in path.rglob("*") if file.is_file()]
+    return sum({one.st_ino: one.st_size for one in files}.values())
+
+
 def test_bytes_that_steps_share_are_counted_once_a_link(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"w": np.ones(100)}, {"w": np.ones(100)})
     file = max((run / "1").rglob("d/*"), key=lambda one: one.stat().st_size)
@@ -298,6 +305,42 @@ def test_bytes_that_steps_share_are_counted_once_a_link(tmp_path: Path) -> None:
     os.link(max((run / "2").rglob("*.json")), tmp_path / "elsewhere")
     steps = page_of(run, tmp_path / "r.html", statistics=False)["history"]
     assert [step["shared"] for step in steps] == [file.stat().st_size] * 2
+    assert steps[1]["new"] == steps[1]["bytes"] - file.stat().st_size
+
+
+def test_incremental_steps_say_what_is_new_and_what_all_take(tmp_path: Path) -> None:
+    frozen = np.random.default_rng(0).standard_normal(50_000)
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in range(3):
+            run.save(step, {"frozen": frozen, "trained": np.full(1000, float(step))})
+    data = page_of(tmp_path / "run", tmp_path / "r.html", statistics=False)
+    first, *others = data["history"]
+    assert first["new"] == first["bytes"] > frozen.nbytes / 2
+    for step in others:
+        assert step["new"] + step["shared"] == step["bytes"]
+        assert step["new"] < frozen.nbytes / 10
+    assert sum(step["new"] for step in data["history"]) == data["disk_bytes"]
+    assert data["disk_bytes"] == distinct_bytes(tmp_path / "run" / str(i) for i in range(3))
+
+
+def test_the_page_has_the_times_of_the_saves_that_were_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"w": np.ones(3)}, {"w": np.ones(3)})
+    saves = [step["save"] for step in page_of(run, tmp_path / "r.html", steps=2)["history"]]
+    for save in saves:
+        assert 0 < save["blocked"] <= save["total"]
+        assert save["waited"] >= 0
+    assert page_of(run, tmp_path / "r.html", steps=1)["history"][0]["save"] is None
+    ocp.save(tmp_path / "alone", {"w": np.ones(3)})
+    alone = page_of(tmp_path / "alone", tmp_path / "r.html")["state"]["save"]
+    assert alone["waited"] is None
+    assert 0 < alone["blocked"] <= alone["total"]
+
+
+def test_a_checkpoint_that_records_no_times_is_a_page(
+    golden_checkpoint: Path, tmp_path: Path
+) -> None:
+    assert page_of(golden_checkpoint, tmp_path / "r.html")["state"]["save"] is None
 
 
 def test_a_sharding_says_which_devices_hold_each_part(tmp_path: Path) -> None:

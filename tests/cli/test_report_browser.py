@@ -272,6 +272,34 @@ def test_the_axis_of_nearly_equal_sizes_does_not_repeat_itself(visit: Open, repo
     assert len(set(labels)) == len(labels)
 
 
+def test_the_save_of_the_shown_step_is_a_timeline(visit: Open, report: Path) -> None:
+    page = visit(report, "#step=1")
+    assert page.locator("#timeline-title").text_content() == "Save of step 1"
+    lanes = page.locator("#lanes .lane span").all_text_contents()
+    assert {"Training", "Background"} & set(lanes)
+    assert page.locator("#lanes .track i").count() > 0
+    names, values = (page.locator(f"#phases {tag}").all_text_contents() for tag in ("dt", "dd"))
+    facts = dict(zip(names, values, strict=True))
+    assert re.fullmatch(r"[\d.]+ m?s", facts["Until complete"])
+    page.locator("#step").select_option("3")
+    assert page.locator("#timeline-title").text_content() == "Save of step 3"
+
+
+def test_steps_that_share_files_say_what_each_adds(visit: Open, tmp_path: Path) -> None:
+    frozen = np.random.default_rng(0).standard_normal(50_000)
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in range(2):
+            run.save(step, {"frozen": frozen, "step": step})
+    write_report(tmp_path / "run", tmp_path / "report.html")
+    page = visit(tmp_path / "report.html")
+    assert "more without sharing" in page.locator("#tiles").text_content()
+    heads = page.locator("#steps th").all_text_contents()
+    newest = page.locator("#steps tbody tr").first.locator("td").all_text_contents()
+    assert re.fullmatch(r"[\d.]+ k?B", newest[heads.index("new")])
+    assert newest[heads.index("shared")].endswith(" %")
+
+
 def test_a_leaf_shows_its_histogram_and_its_devices(visit: Open, report: Path) -> None:
     page = visit(report, "#leaf=params/decoder/layer_2/up")
     dialog = page.locator("dialog")

@@ -106,6 +106,20 @@ def test_directory_without_a_record_is_no_step(tmp_path: Path) -> None:
         metadata.get_step_metadata(tmp_path / f"4{ocp.step.TMP_DIR_SUFFIX}")
 
 
+def test_saves_record_how_long_they_blocked_as_orbax_reads_it(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "alone", {"w": np.ones(3)})
+    with ocp.CheckpointManager(tmp_path / "run") as run:
+        run.save(1, {"w": np.ones(3)}, custom_metadata={"note": "mine"})
+    for path, waits in ((tmp_path / "alone", False), (tmp_path / "run" / "1", True)):
+        found: Any = orbax.metadata.get_step_metadata(path)
+        times = found.performance_metrics
+        took = (found.commit_timestamp_nsecs - found.init_timestamp_nsecs) / 1e9
+        assert times.checkpointer_blocking_start_time == found.init_timestamp_nsecs / 1e9
+        assert 0 < times.checkpointer_blocking_duration_secs < took + 0.1
+        assert (times.wait_for_prev_duration_secs is not None) == waits
+        assert found.custom_metadata == ({"note": "mine"} if waits else {})
+
+
 def test_leaves_of_two_checkpoints_have_equal_metadata(tmp_path: Path) -> None:
     for name in ("a", "b"):
         ocp.save(tmp_path / name, TREE)

@@ -209,6 +209,7 @@ class SaveRequest(Struct, frozen=True):
         step: Its step, for messages.
         details: Further facts to record about a step.
         rules: The retention rules to record with a step.
+        waited_s: How long this save waited for the previous one, None if not known.
         when_done: Called once the checkpoint is durable; its exceptions are only logged.
         record: Called likewise, with the bytes written and the seconds taken.
         is_item: Whether the path is an item to add to the checkpoint that it is in.
@@ -225,6 +226,7 @@ class SaveRequest(Struct, frozen=True):
     step: int | None = None
     details: StepDetails | None = None
     rules: Sequence[RecordedRule] = ()
+    waited_s: float | None = None
     when_done: Callable[[], object] | None = None
     record: Callable[[int, float], object] | None = None
     is_item: bool = False
@@ -255,6 +257,7 @@ class SaveRequest(Struct, frozen=True):
             custom_metadata=self.custom_metadata,
             details=self.details,
             rules=self.rules,
+            waited_s=self.waited_s,
             is_item=self.is_item,
         )
 
@@ -354,7 +357,7 @@ def begin_save(
         _call(path, when_done)
         _call(path, record, nbytes, time.monotonic() - began)
 
-    blocked_s = time.monotonic() - began
+    blocked_s = session.release_caller()
     with session.called():
         outcome = run_in_background(finish())
     is_alone = session.process.is_alone

@@ -152,6 +152,11 @@ class SaveTimes:
     waiting: float
     begun: float | None = None
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the save waited; 0 if it did not begin, or the clock was set back."""
+        return 0.0 if self.begun is None else max(0.0, self.begun - self.waiting)
+
 
 class EventLog:
     """Sends save and restore events of a manager to a logger, if there is one."""

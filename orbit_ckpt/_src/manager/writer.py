@@ -395,6 +395,7 @@ class StepWriter:
             step=step,
             details=StepDetails(temporary=True) if request.decision.temporary else None,
             rules=record_rules(self._options.retention(), metrics),
+            waited_s=self.times.waited_s,
             is_incremental=self._options.incremental,
             base=self._newest(besides=path) if self._options.incremental else None,
             full_every=self._options.full_every,

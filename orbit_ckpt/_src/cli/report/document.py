@@ -23,7 +23,8 @@ from orbit_ckpt._src.cli.report.measure import (
 )
 from orbit_ckpt._src.cli.report.packed import pack_histograms, pack_matrices, row_of
 from orbit_ckpt._src.cli.report.shardings import device_maps
-from orbit_ckpt._src.cli.report.steps import describe_steps, list_steps
+from orbit_ckpt._src.cli.report.steps import describe_steps, disk_bytes, list_steps
+from orbit_ckpt._src.cli.report.timing import save_times
 from orbit_ckpt._src.cli.runs import Keeping, ListedStep
 from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.directories import directory_of
@@ -100,7 +101,7 @@ class PageSource:
         self._forget(entries)
         self._read(paths, progress)
         history = describe_steps(entries, self._options.keeping)
-        return self._assemble(paths, history)
+        return self._assemble(paths, history) | {"disk_bytes": disk_bytes(entries)}
 
     def _forget(self, entries: Sequence[ListedStep]) -> None:
         """Forget steps that were deleted or replaced, and those that were compared with them."""
@@ -199,6 +200,7 @@ class PageSource:
             "state": health.state,
             "problems": list(dict.fromkeys(problems))[:_MOST_PROBLEMS],
             "leaves_not_finite": bad or 0,
+            "save": None if step is None else save_times(path),
         }
 
 

@@ -16,7 +16,7 @@ from orbit_ckpt._src.storage.path import PathLike, resolve_path, storage_errors
 
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (
-    *("base", "data", "state", "tip", "summary", "charts", "steps", "heatmap"),
+    *("base", "data", "state", "tip", "summary", "charts", "steps", "timeline", "heatmap"),
     *("treemap", "table", "leaf", "compare", "main"),
 )
 """The page's scripts, in the order in which they use each other."""

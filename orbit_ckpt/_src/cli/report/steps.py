@@ -23,14 +23,21 @@ def list_steps(root: Path) -> list[ListedStep]:
 def describe_steps(entries: Sequence[ListedStep], keeping: Keeping) -> list[dict[str, object]]:
     """Return the fields of every step: those of `ls --json`, its name, and bytes that it shares."""
     kept = kept_by(entries, keeping) if entries else None
-    shares = shares_of(entries) or []
+    shares = shares_of(entries) or [None] * len(entries)  # None in a store
     return [
         step_fields(entry)
         | {
             "name": entry.name,
             "metrics": entry.info.metrics or {},
             "kept_by": None if kept is None else kept[entry.info.step],
-            "shared": share.shared,
+            "shared": 0 if share is None else share.shared,
+            "new": None if share is None else share.new,
         }
         for entry, share in zip(entries, shares, strict=True)
     ]
+
+
+def disk_bytes(entries: Sequence[ListedStep]) -> int | None:
+    """Return the bytes that all steps take together; None without steps, or in a store."""
+    shares = shares_of(entries) if entries else None
+    return None if shares is None else sum(share.new for share in shares)

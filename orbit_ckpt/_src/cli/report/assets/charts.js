@@ -1,7 +1,7 @@
 // --- curves over steps --------------------------------------------------------------------------
 // `points` have x, y and the index of their step; `best` is the index of the best step or null.
 function chart(title, points, format, { isLog = false, best = null, onOpen = null } = {}) {
-  const W = 360, H = 150, left = 60, right = 10, top = 12, bottom = 22;
+  const W = 360, H = 150, left = 68, right = 10, top = 12, bottom = 22;
   const isShown = (point) => numeric(point.y) && (!isLog || point.y > 0);
   const known = points.filter(isShown);
   if (!known.length) return null;
@@ -61,9 +61,12 @@ function chart(title, points, format, { isLog = false, best = null, onOpen = nul
   return make("div", { className: "chart" }, make("h3", {}, title, make("span", {}, `${format(last.y)} at step ${last.x}`)), svg);
 }
 
+// Width of a chart across the dialog of a leaf, so that its texts have their own size.
+const across = () => Math.max(240, Math.min(680, innerWidth - 62));
+
 // Bars for the bins of a histogram.
 function histogramChart(found) {
-  const W = 560, H = 170, top = 10, bottom = 24, left = 8, right = 8;
+  const W = across(), H = 200, top = 10, bottom = 24, left = 8, right = 8;
   const { low, width, bins } = found;
   const most = Math.max(...bins), size = (W - left - right) / bins.length;
   const count = bins.reduce((a, b) => a + b, 0);

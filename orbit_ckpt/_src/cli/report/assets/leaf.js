@@ -36,7 +36,7 @@ function deviceMap(leaf, map) {
 function distributions(leaf) {
   const found = data.measured.map((i) => [i, histogramOf(leaf, i)]).filter(([, one]) => one && one.width);
   if (found.length < 2) return null;
-  const W = 560, line = found.length > 20 ? 8 : 18, H = found.length * line + 44, left = 56;
+  const W = across(), line = found.length > 20 ? 8 : 18, H = found.length * line + 44, left = 56;
   const low = Math.min(...found.map(([, one]) => one.low)), high = Math.max(...found.map(([, one]) => one.low + one.width * one.bins.length));
   const X = (x) => left + ((x - low) / (high - low)) * (W - left - 8);
   const svg = draw("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `Distribution at ${plural(found.length, "step")}, from ${number(low)} to ${number(high)}` });

@@ -1,6 +1,7 @@
 // --- the run: curves and the list of its steps --------------------------------------------------
 const metrics = [...new Set(steps.flatMap((step) => Object.keys(step.metrics)))]
   .filter((name) => steps.some((step) => numeric(step.metrics[name])));
+const isShared = steps.some((step) => step.shared);
 const isLower = (name) => /loss|err|perplexity|ppl|nll|mse|mae|rmse|wer|fid/i.test(name);
 const ORDERS = metrics.flatMap((name) => (isLower(name) ? ["lowest", "highest"] : ["highest", "lowest"]).map((order) => [`${order} ${name}`, name, order]));
 
@@ -37,16 +38,19 @@ function showCharts() {
   const plain = (value) => String(Number(value.toPrecision(4)));
   const found = metrics.map((name) => chart(name, of((step) => step.metrics[name]), plain, options));
   found.push(chart("size on disk", of((step) => step.bytes), bytes, options));
+  if (isShared) found.push(chart("new on disk", of((step) => step.new), bytes, options));
+  const held = (step) => (step.save ? (step.save.waited || 0) + step.save.blocked : null);
+  if (steps.filter((step) => step.save).length > 1) found.push(chart("training blocked", of(held), seconds, options));
   const minutes = (step, i) => (i && step.time && steps[i - 1].time ? (new Date(step.time) - new Date(steps[i - 1].time)) / 60000 : null);
   if (steps.some((step, i) => minutes(step, i) >= 1)) found.push(chart("minutes since the step before", of(minutes), plain, options));
   $("charts").replaceChildren(...found.filter(Boolean));
 }
 function showSteps() {
-  const isKept = steps.some((step) => step.kept_by), isShared = steps.some((step) => step.shared);
+  const isKept = steps.some((step) => step.kept_by);
   const chosen = stepShown();
   const columns = [
     ["step", "right"], ["state", ""], ["marks", ""], ...metrics.map((name) => [name, "right"]), ["size", "right"],
-    ...(isShared ? [["shared", "right"]] : []), ...(isKept ? [["kept by", ""]] : []), ["saved", ""],
+    ...(isShared ? [["new", "right"], ["shared", "right"]] : []), ...(isKept ? [["kept by", ""]] : []), ["saved", ""],
   ];
   const rows = steps.map((step, i) => {
     const [text, kind] = stateOf(i);
@@ -58,7 +62,7 @@ function showSteps() {
       make("td", {}, ...marksOf(i).map((name) => make("span", { className: `mark ${name}` }, name))),
       ...metrics.map((name) => make("td", { className: "right" }, typeof step.metrics[name] === "object" ? "" : number(step.metrics[name]))),
       size,
-      ...(isShared ? [make("td", { className: "right" }, step.shared ? `${bytes(step.shared)}, ${percent(step.shared, step.bytes)}` : "")] : []),
+      ...(isShared ? [make("td", { className: "right" }, bytes(step.new)), make("td", { className: "right" }, step.shared ? `${bytes(step.shared)}, ${percent(step.shared, step.bytes)}` : "")] : []),
       ...(isKept ? [make("td", {}, (step.kept_by || []).join(", ") || "no rule")] : []),
       make("td", {}, step.time ? step.time.replace("T", " ").replace(/\+00:00$/, " UTC") : ""),
     ];

@@ -10,6 +10,10 @@ tile(whole.format(COUNT), COUNT === 1 ? "leaf" : "leaves");
 tile(short(leaves.reduce((sum, leaf) => sum + leaf.elements, 0)), "values in arrays");
 tile(bytes(total) || "0 B", "in memory");
 if (data.stored_bytes !== null) tile(bytes(data.stored_bytes), isRun && data.shown !== null ? `on disk, step ${stepName(data.shown)}` : "on disk");
+if (isRun && data.disk_bytes !== null) {
+  const apart = steps.reduce((sum, step) => sum + (step.bytes || 0), 0) - data.disk_bytes;
+  tile(bytes(data.disk_bytes), apart > 0 ? `on disk, all steps; ${bytes(apart)} more without sharing` : "on disk, all steps");
+}
 
 const broken = steps.map((step, i) => i).filter((i) => steps[i].state === "damaged");
 if (broken.length) {

@@ -153,6 +153,7 @@ $("columns").addEventListener("keydown", (event) => { if (event.key === "Escape"
 $("table").addEventListener("scroll", () => showRows(false), { passive: true });
 $("search").addEventListener("input", () => go({ search: $("search").value }));
 $("skip").addEventListener("click", (event) => { event.preventDefault(); $("search").focus(); $("leaves").scrollIntoView(); });
+$("table").style.setProperty("--rows", `${(COUNT + 1) * ROW + 20}px`);
 view(["step"], () => known.clear());
 view(["at", "search", "sort", "step", "params", "columns"], () => {
   if ($("search").value !== state.search) $("search").value = state.search;
