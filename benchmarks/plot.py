@@ -27,16 +27,30 @@ _LABELS = {"torch": "torch DCP", "bare": "bare disk"}
 _COLOURS = {
     "orbit_ckpt": "#0b5fa5",
     "orbax": "#d1495b",
-    "safetensors": "#e0a100",
+    "safetensors": "#946a00",
     "torch": "#7a5195",
-    "bare": "#8a8f98",
+    "bare": "#6f757f",
 }
-_INK = "#2b2f36"
+_INK, _SOFT, _GRID = "#2b2f36", "#6b7079", "#e3e5e8"
+_ON_DARK = {
+    _COLOURS["orbit_ckpt"]: "#5aa9ea",
+    _COLOURS["orbax"]: "#f0808e",
+    _COLOURS["safetensors"]: "#e0a100",
+    _COLOURS["torch"]: "#b995d6",
+    _COLOURS["bare"]: "#9aa1ab",
+    _INK: "#dfe3ea",
+    _SOFT: "#a5acb8",
+    _GRID: "#3d4450",
+}
+"""The colours of a page with a dark background, which an SVG takes on."""
+
 _STYLE: dict[Any, object] = {
     "axes.edgecolor": _INK,
+    "axes.facecolor": "none",
     "axes.labelcolor": _INK,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "figure.facecolor": "none",
     "font.family": "sans-serif",
     "font.size": 10,
     "svg.hashsalt": "benchmarks",  # the same figures give the same file
@@ -68,7 +82,7 @@ def plot_cost_per_leaf(results: Results, path: Path) -> None:
         figure.suptitle(
             f"Time per leaf, checkpoints on {storage}", x=0.02, ha="left", weight="bold"
         )
-        figure.text(0.02, 0.02, _caption(results, groups), size=7, color="#6b7079", va="bottom")
+        figure.text(0.02, 0.02, _caption(results, groups), size=7, color=_SOFT, va="bottom")
         figure.tight_layout(rect=(0, 0.08, 0.93, 0.98), w_pad=5)
         for panel, ends in zip(axes, lines, strict=True):
             _label(panel, ends, points_per_pixel=72 / figure.dpi)
@@ -76,6 +90,19 @@ def plot_cost_per_leaf(results: Results, path: Path) -> None:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata, dpi=160)
         plt.close(figure)
+    if path.suffix == ".svg":
+        path.write_text(_for_both_themes(path.read_text()))
+
+
+def _for_both_themes(picture: str) -> str:
+    """Return an SVG whose colours depend on the theme of the page."""
+    names = {colour: f"--c{i}" for i, colour in enumerate(_ON_DARK)}
+    for colour, name in names.items():
+        picture = picture.replace(colour, f"var({name})")
+    light = ";".join(f"{name}:{colour}" for colour, name in names.items())
+    dark = ";".join(f"{name}:{_ON_DARK[colour]}" for colour, name in names.items())
+    style = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return picture.replace("</style>", f"{style}</style>", 1)
 
 
 def _draw(axes: Axes, groups: list[Group], operation: str) -> dict[str, Point]:
@@ -94,7 +121,7 @@ def _draw(axes: Axes, groups: list[Group], operation: str) -> dict[str, Point]:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
     axes.tick_params(labelleft=True)
     axes.minorticks_off()
-    axes.grid(axis="y", color="#e3e5e8", lw=0.8)
+    axes.grid(axis="y", color=_GRID, lw=0.8)
     axes.set_axisbelow(True)
     return ends
 

@@ -64,7 +64,7 @@ def _times(results: Results) -> str:
         for row in group.rows
         if row.operation == name and row.is_done
     ]
-    header = ["tree", "operation", "", *_COSTS, "to orbit_ckpt"]
+    header = ["tree", "operation", "library", *_COSTS, "to orbit_ckpt"]
     return _markdown(header, _without_repetition(rows))
 
 
@@ -149,7 +149,14 @@ def _training(results: Results) -> str:
         for row in training.rows
         if row.is_done
     ]
-    header = ["tree", "", "steps alone", "added by the saves", "processor", "first save blocks"]
+    header = [
+        "tree",
+        "library",
+        "steps alone",
+        "added by the saves",
+        "processor",
+        "first save blocks",
+    ]
     header += ["later saves block", "a step alone", "right after a save"]
     return _markdown(header, _without_repetition(rows))
 
