@@ -7,7 +7,7 @@ function seconds(value) {
 function phasesOf({ waited, blocked, total }) {
   const start = waited || 0, isBackground = total - blocked > 0.02 * total;
   return [
-    ...(waited ? [{ lane: "Training", text: "waits for the save before", short: "waits", at: 0, length: waited, colour: "--c4" }] : []),
+    ...(waited >= 1e-3 ? [{ lane: "Training", text: "waits for the save before", short: "waits", at: 0, length: waited, colour: "--c4" }] : []),
     { lane: "Training", text: isBackground ? "copies what the save needs" : "saves", short: isBackground ? "copies" : "saves", at: start, length: blocked, colour: "--c1" },
     ...(isBackground ? [{ lane: "Background", text: "writes and commits", short: "writes and commits", at: start + blocked, length: total - blocked, colour: "--c0" }] : []),
   ];
