@@ -434,3 +434,10 @@ def test_leaves_that_make_no_tree_are_refused_before_anything_is_read(
     for run in (ocp.load, ocp.plan):
         with pytest.raises(TransformError, match=message):
             run(tmp_path / "x", transforms=[rule])
+
+
+def test_the_step_of_a_run_is_a_path(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"step": 30}
+    for read in (ocp.load, ocp.plan):
+        with pytest.raises(TypeError, match="no argument 'step'; give the directory of the step"):
+            read(tmp_path, **options)

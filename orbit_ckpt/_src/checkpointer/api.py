@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 
 _TREES = TreeIO()
+_OF_STEP = "give the directory of the step, such as 'runs/a/30'"
 _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
 
 T = TypeVar("T")
@@ -219,7 +220,7 @@ def load(
 def load(
     path: PathLike, like: object = None, *, report: bool, **options: Unpack[LoadOptions]
 ) -> Any: ...
-@suggest_target("like")
+@suggest_target("like", step=_OF_STEP)
 def load(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     like: object = None,
@@ -322,7 +323,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         return restore(place, options)
 
 
-@suggest_target("like")
+@suggest_target("like", step=_OF_STEP)
 def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 

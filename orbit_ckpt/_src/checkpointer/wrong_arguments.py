@@ -106,7 +106,7 @@ def suggest_target(right: str, **others: str) -> Callable[[Callable[P, R]], Call
 
     Args:
         right: The function's name for the target.
-        **others: The function's names for further arguments, by other libraries' names for them.
+        **others: As for `suggest`.
     """
     return suggest(**dict.fromkeys(TARGETS - {right}, right), **others)
 
@@ -115,7 +115,8 @@ def suggest(**right: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to suggest the right name for an argument with another library's name.
 
     Args:
-        **right: The function's argument names, by other libraries' names for them.
+        **right: The function's argument names, by other libraries' names for them; or what to do
+            instead, where there is no such argument.
     """
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
@@ -123,9 +124,9 @@ def suggest(**right: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             if not right.keys().isdisjoint(kwargs):
                 wrong = min(right.keys() & kwargs.keys())
-                raise TypeError(
-                    f"{fn.__name__}() has no argument {wrong!r}; give it as {right[wrong]}=."
-                )
+                advice = right[wrong]
+                what = f"give it as {advice}=" if advice.isidentifier() else advice
+                raise TypeError(f"{fn.__name__}() has no argument {wrong!r}; {what}.")
             return fn(*args, **kwargs)
 
         return checked
