@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
     from orbit_ckpt._src.checkpointer.copy import convert
+    from orbit_ckpt._src.checkpointer.handle import SaveHandle
     from orbit_ckpt._src.checkpointer.inspect import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
         FileOptions,
         MultiprocessingOptions,
     )
-    from orbit_ckpt._src.checkpointer.save import SaveHandle
     from orbit_ckpt._src.formats.locate import detect_format, latest_step
     from orbit_ckpt._src.items.array import ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import AsyncCheckpointHandler, CheckpointHandler
@@ -266,7 +266,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, CompositeOptions, FileOptions, MultiprocessingOptions"
         ),
-        "checkpointer.save": "SaveHandle",
+        "checkpointer.handle": "SaveHandle",
         "formats.locate": "detect_format, latest_step",
         "items.array": "ArrayCheckpointHandler",
         "items.base": "AsyncCheckpointHandler, CheckpointHandler",

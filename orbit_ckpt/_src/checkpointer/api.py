@@ -16,6 +16,7 @@ import jax
 from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.checkpointer.load_options import (
     AbstractTree,
     LoadOptions,
@@ -24,13 +25,7 @@ from orbit_ckpt._src.checkpointer.load_options import (
     restore_options,
 )
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.save import (
-    SaveHandle,
-    SaveRequest,
-    begin_save,
-    decline_save,
-    save_now,
-)
+from orbit_ckpt._src.checkpointer.save import SaveRequest, begin_save, decline_save, save_now
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.checkpointer.wrong_arguments import (
     check_state_functions,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 
-from orbit_ckpt._src.checkpointer.save import SaveHandle
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.errors import BackgroundSaveError
 from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
 

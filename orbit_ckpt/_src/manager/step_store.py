@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.checkpointer.options import AtomicityOptions
-from orbit_ckpt._src.checkpointer.save import SaveHandle
 from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.formats.orbax.layout import is_tree
 from orbit_ckpt._src.manager.coordinator import RunCoordinator

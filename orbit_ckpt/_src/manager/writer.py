@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -24,7 +25,6 @@ from orbit_ckpt._src.checkpointer.options import (
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave, attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.save import (
-    SaveHandle,
     SaveRequest,
     begin_save,
     decline_save,

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
-from orbit_ckpt._src.checkpointer.save import SaveHandle
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.runtime.loop import run_in_background
 from orbit_ckpt._src.v1.types import AsyncResponse
 

@@ -10,8 +10,8 @@ from typing import Any, TypedDict, final
 
 from typing_extensions import override
 
+from orbit_ckpt._src.checkpointer.handle import SaveHandle
 from orbit_ckpt._src.checkpointer.options import AsyncOptions
-from orbit_ckpt._src.checkpointer.save import SaveHandle
 from orbit_ckpt._src.manager.manager import CheckpointManager
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
 from orbit_ckpt._src.manager.preservation import PreservationPolicy, PreserveAll
