@@ -41,6 +41,14 @@ def test_an_unknown_format_is_refused_with_all_that_can_be_written(
     assert not (tmp_path / "copy").exists()
 
 
+def test_the_name_of_the_destination_may_tell_the_format(cli: Run, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "a", {"w": np.arange(3.0)})
+    assert cli("convert", "a", "a.safetensors", "--json").json["to"] == "safetensors"
+    np.testing.assert_array_equal(ocp.load(tmp_path / "a.safetensors")["w"], np.arange(3.0))
+    found = cli("convert", "a", "copy", status=2)
+    assert "copy names no format. Give --to with one of: flax, orbit, safetensors" in found.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "to"),

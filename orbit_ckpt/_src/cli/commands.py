@@ -270,7 +270,9 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
 
 def report(  # noqa: PLR0913, PLR0917 - options of a command
     path: Annotated[str, RUN_OR_STEP],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
+    ] = Path("report.html"),
     stats: Annotated[
         bool, typer.Option("--stats/--no-stats", help="Read values for statistics.")
     ] = True,
@@ -331,12 +333,13 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     source: Annotated[str, CHECKPOINT],
     destination: Annotated[str, DESTINATION],
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="The format to write: orbit, safetensors, flax, t5x, or a plug-in's.",
+            help="The format to write: orbit, safetensors, flax, t5x, or a plug-in's. Not needed "
+            "for a destination that ends in .safetensors.",
             metavar="FORMAT",
         ),
-    ],
+    ] = None,
     rules: Annotated[Path | None, RULES_OPTION] = None,
     cast: Annotated[
         list[str],

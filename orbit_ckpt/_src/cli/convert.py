@@ -12,6 +12,7 @@ from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import CheckpointExistsError
+from orbit_ckpt._src.formats.base import writable_formats
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.directories import directory_of
@@ -22,7 +23,7 @@ from orbit_ckpt._src.text import human_bytes
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
     source: str,
     destination: str,
-    to: str,
+    to: str | None,
     rules: Path | None,
     cast: list[str],
     only: list[str],
@@ -35,6 +36,8 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     as_json: bool,
 ) -> None:
     """Convert a checkpoint of any format to another one."""
+    if to is None:
+        to = _format_of(destination)
     casts, known = _casts(cast), parse_reader(reader)
     start, end = find_checkpoint(source, reader=known), resolve_path(destination)
     if not overwrite and end.exists():
@@ -63,6 +66,18 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
         print_json("convert", source=start, destination=end, to=to, bytes=nbytes)
     else:
         echo(f"{start} -> {end}: {to}, {human_bytes(nbytes)}")
+
+
+def _format_of(destination: str) -> str:
+    """Return the format that a destination is named after.
+
+    Raises:
+        ValueError: It is named after none.
+    """
+    if destination.endswith(".safetensors"):
+        return "safetensors"
+    formats = ", ".join(sorted({"orbit", *writable_formats()}))
+    raise ValueError(f"{destination} names no format. Give --to with one of: {formats}.")
 
 
 def _casts(texts: list[str]) -> dict[str, object]:

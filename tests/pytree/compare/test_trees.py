@@ -101,7 +101,7 @@ def test_text_of_equal_trees_says_what_was_compared(diff: Diff, tmp_path: Path) 
     head = f"a: {tmp_path}/a\nb: {tmp_path}/b\n"
     same = "2 leaves in both, 2 of them the same"
     tree = {"w": np.ones(3), "step": 1}
-    assert str(diff(tree, tree)) == f"{head}{same}; values not compared"
+    assert str(diff(tree, tree)) == f"{head}{same}; values not compared (values=True)"
     assert str(diff(tree, tree, values=True)) == head + same
 
 

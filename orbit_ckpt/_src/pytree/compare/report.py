@@ -136,7 +136,7 @@ class CheckpointDiff:
         """Return the counts, and a table for each sort of difference."""
         changed = {change.path for change in self.changed if change.what != "container"}
         counts = f"{self.common} leaves in both, {self.common - len(changed)} of them the same"
-        values = "" if self.has_values else "; values not compared"
+        values = "" if self.has_values else "; values not compared (values=True)"
         title = f"a: {self.a}\nb: {self.b}\n{counts}{values}"
         only, both = ("leaf", "type", "likely the same"), ("leaf", "what", "change")
         tables = (
