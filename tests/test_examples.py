@@ -25,7 +25,11 @@ EXAMPLES = sorted(
 )
 MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
 PAGES = [
-    *sorted(page for page in (ROOT / "docs/how-to").glob("*.md") if page.stem != "recipes"),
+    *sorted(
+        page
+        for page in (ROOT / "docs/how-to").glob("*.md")
+        if page.stem != "recipes" and "```python\n" in page.read_text()
+    ),
     ROOT / "docs/explanation/format.md",
 ]
 

@@ -10,6 +10,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import termios
@@ -28,6 +29,9 @@ from pexpect import fdpexpect
 
 import orbit_ckpt as ocp
 from tests.support import put, unpack
+
+# a shell that runs the tests in the background makes them, and what they start, ignore Ctrl+C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMAND = [sys.executable, "-m", "orbit_ckpt.cli"]
 

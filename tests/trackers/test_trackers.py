@@ -110,6 +110,8 @@ def test_a_logger_that_fails_does_not_fail_a_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(AbstractLogger):
+        receives_commits = True
+
         def log_entry(self, msg: Any, *_args: Any, **_kwargs: Any) -> None:
             if msg["event_type"] == "commit":
                 raise ConnectionError("no network")

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import override
 
+from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.runtime.checks import check_methods
 
 _logger = logging.getLogger(__name__)
@@ -19,7 +20,11 @@ _logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class AbstractLogger(Protocol):
-    """Receives the events of a manager: of saves, of durable steps, and of restores."""
+    """Receives the events of a manager: of saves and restores, and of durable steps if it wants.
+
+    A logger with `receives_commits = True` gets the event `"commit"` once a step is durable, on
+    another thread; Orbax's loggers do not know it.
+    """
 
     @abstractmethod
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,12 +54,19 @@ class CompositeLogger(AbstractLogger):
             example = "Give StandardLogger(), for example."
             check_methods("CompositeLogger: each logger", logger or object, ["log_entry"], example)
         self._loggers = loggers
+        self.receives_commits = any(map(_receives_commits, loggers))
 
     @override
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Send an event to all loggers."""
+        """Send an event to all loggers that receive such."""
+        is_commit = is_json_object(msg) and msg.get("event_type") == "commit"
         for logger in self._loggers:
-            logger.log_entry(msg, *args, **kwargs)
+            if not is_commit or _receives_commits(logger):
+                logger.log_entry(msg, *args, **kwargs)
+
+
+def _receives_commits(logger: object) -> bool:
+    return bool(getattr(logger, "receives_commits", False))
 
 
 @dataclass
@@ -223,7 +235,9 @@ class EventLog:
     def committed(
         self, step: int, metrics: Mapping[str, object] | None, nbytes: int, seconds: float
     ) -> None:
-        """Send the event of a step that is durable."""
+        """Send the event of a step that is durable to a logger that receives it."""
+        if not _receives_commits(self._logger):
+            return
         self._send(
             CommitStepStatistics(
                 step=step, directory=self._directory, nbytes=nbytes, metrics=metrics

@@ -64,6 +64,8 @@ class TensorBoardLogger(AbstractLogger):
         ...         _ = run.save(1, {"w": jax.numpy.ones(2)}, metrics={"loss": 0.5})
     """
 
+    receives_commits = True
+
     def __init__(self, writer: TensorBoardXWriter) -> None:
         """Make a logger.
 
@@ -95,6 +97,8 @@ class WandbLogger(AbstractLogger):
     Therefore `checkpoint/step` is logged beside them, and is the step of their charts.
     """
 
+    receives_commits = True
+
     def __init__(self, run: Any) -> None:
         """Make a logger.
 
@@ -123,6 +127,8 @@ class MlflowLogger(AbstractLogger):
     It uses a client, because `mlflow.log_metrics` logs to the active run of its thread, and a
     background save ends on another one.
     """
+
+    receives_commits = True
 
     def __init__(self, client: Any, run_id: str) -> None:
         """Make a logger.

@@ -20,6 +20,8 @@ from orbit_ckpt.transform import Cast, Copy, Map, Rename, Split, Stack, Transpos
 from tests.support import assert_same_tree
 
 MB = 1 << 20
+DECODER = 3
+"""Parts that a thread holds of the blocks of 1 MiB that it decodes."""
 PARTS = np.arange(16 * MB // 4, dtype=np.int32).reshape(16, 512, 512) % 1000
 
 
@@ -63,7 +65,7 @@ def test_results_and_a_few_parts_are_held(
     finally:
         tracemalloc.stop()
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(found)) == expected * MB
-    assert peak < (expected + limit) * MB
+    assert peak < (expected + limit + DECODER) * MB
 
 
 def test_a_part_that_is_wanted_alone_does_not_keep_the_others(tmp_path: Path) -> None:
