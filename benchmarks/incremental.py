@@ -51,12 +51,17 @@ def _run(root: Path, nbytes: int, rounds: int) -> None:
         ocp.CheckpointManager(root / "jit", options=save) as jitted,
         ocp.CheckpointManager(root / "all", options=save) as changing,
         ocp.CheckpointManager(root / "full", options=full) as complete,
+        ocp.CheckpointManager(root / "all-full", options=full) as changing_full,
     ):
         kinds: dict[str, tuple[ocp.CheckpointManager, Callable[[int], list[jax.Array]]]] = {
             "full": (complete, lambda _: frozen),
             "frozen arrays are the same objects": (same, lambda _: frozen),
             "frozen arrays passed through jit": (jitted, lambda _: through(frozen)),
             "everything changes": (changing, lambda step: [leaf * (1 + step) for leaf in frozen]),
+            "everything changes, not incremental": (
+                changing_full,
+                lambda step: [leaf * (1 + step) for leaf in frozen],
+            ),
         }
         found: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
         for step in range(rounds + 1):
