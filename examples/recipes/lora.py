@@ -66,7 +66,7 @@ def scores(
 
 @jax.jit
 def train_step(state: dict[str, Any], texts: dict[str, jax.Array]) -> dict[str, Any]:
-    """Take one step that draws queries to their documents and away from those of others."""
+    """Take one step of a contrastive loss between queries and documents."""
 
     def loss_fn(adapters: Towers) -> jax.Array:
         logits = scores(state["base"], adapters, texts)

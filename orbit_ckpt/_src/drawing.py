@@ -33,11 +33,11 @@ class Block(Protocol):
     """A part of a drawing."""
 
     def lines(self, most: int) -> list[str]:
-        """Return it as at most so many lines of text."""
+        """Return it as text of at most a number of lines."""
         ...
 
     def html(self, most: int) -> str:
-        """Return it as HTML with about so many rows."""
+        """Return it as HTML with about a number of rows."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Drawing:
     footer: Sequence[str] = ()
 
     def text(self, most: int | None = MOST_LINES) -> str:
-        """Return it as text of at most so many lines, None for all."""
+        """Return it as text of at most a number of lines, None for all."""
         title = self.title.splitlines()
         room = 0 if most is None else most - len(title) - len(self.footer)
         lines = list(title)

@@ -63,7 +63,7 @@ def reporting(
 
 
 class _Sampler:
-    """A thread that reports what it is told to ask."""
+    """A thread that reports the progress of an operation at intervals."""
 
     def __init__(self, report: Progress) -> None:
         self._report: Progress | None = report

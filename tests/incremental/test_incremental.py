@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage import base_database, incremental
+from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
+from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.testing.damage import BitFlip
 from tests.support import LAYOUTS, checkpointer, put
@@ -41,7 +43,7 @@ def tree(step: int) -> dict[str, Any]:
 
 
 def new_bytes(directory: Path, *earlier: Path) -> int:
-    """Return the bytes of files of a checkpoint that are not links to those of others."""
+    """Return the bytes of the files of a checkpoint that no other one links to."""
     known = {file.stat().st_ino for path in earlier for file in path.rglob("*") if file.is_file()}
     files = [file.stat() for file in directory.rglob("*") if file.is_file()]
     return sum(status.st_size for status in files if status.st_ino not in known)
@@ -282,3 +284,35 @@ def test_tied_arrays_are_stored_once(kind: str, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "a")
     expect_same(ocp.load(tmp_path / "b"), changed)
     expect_same(ocp.load(tmp_path / "c"), untied)
+
+
+def test_the_same_array_cast_to_another_dtype_is_written(tmp_path: Path) -> None:
+    array = jnp.asarray(noise(512, 512)) * 1
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step, dtype in enumerate((jnp.float8_e4m3fn, jnp.float8_e5m2, None)):
+            args = {"w": ocp.SaveArgs(dtype=dtype)}
+            run.save(step, args=ocp.args.PyTreeSave({"w": array}, args))
+            run.wait_until_finished()
+            found = ocp.load(run.directory / str(step))["w"]
+            np.testing.assert_array_equal(found, array if dtype is None else array.astype(dtype))
+
+
+def test_one_array_that_a_handler_stores_in_two_ways_is_written_twice(tmp_path: Path) -> None:
+    class Named(NumpyHandler):
+        async def serialize(
+            self, values: Sequence[Any], infos: Sequence[Any], args: Any = None
+        ) -> Any:
+            changed = [v * len(info.name) for v, info in zip(values, infos, strict=True)]
+            return await super().serialize(changed, infos, args)
+
+        def snapshot(self, values: Sequence[Any]) -> Any:
+            return [value.copy() for value in values]
+
+    array = noise(512, 512)
+    registry = create_type_handler_registry((np.ndarray, Named()))
+    with ocp.Checkpointer(ocp.PyTreeHandler(type_handler_registry=registry)) as writer:
+        writer.save(tmp_path / "a", args=ocp.args.PyTreeSave({"a": array, "bb": array}))
+    found = ocp.load(tmp_path / "a")
+    np.testing.assert_array_equal(found["a"], array)
+    np.testing.assert_array_equal(found["bb"], array * 2)

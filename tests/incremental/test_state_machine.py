@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import settings
@@ -18,12 +19,19 @@ from orbit_ckpt.testing.write_faults import Refusal, before_every_write
 from tests.faults.support import snapshot
 from tests.soak import rounds
 
+T = TypeVar("T")
+
 LEAVES = 5
 
 
 def array(leaf: int, version: int) -> np.ndarray:
     rng = np.random.default_rng([leaf, version])
     return rng.normal(size=(32 << leaf, 16)).astype(np.float32)
+
+
+def chosen(data: st.DataObject, among: Sequence[T]) -> T:
+    """Draw one of several objects; their number may depend on threads, what is drawn must not."""
+    return among[data.draw(st.integers(0, 999)) % len(among)]
 
 
 class Steps(RuleBasedStateMachine):
@@ -53,7 +61,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(data=st.data(), background=st.booleans())
     def save(self, data: st.DataObject, background: bool) -> None:
-        base = data.draw(st.sampled_from([None, -1, *self.saved]))
+        base = chosen(data, [None, -1, *self.saved])
         self.count += 1
         path, tree = self.path(self.count), self.tree()
         place = None if base is None else self.path(base)
@@ -68,7 +76,7 @@ class Steps(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(data=st.data(), nth=st.integers(1, 60))
     def save_on_a_full_disk(self, data: st.DataObject, nth: int) -> None:
-        base = data.draw(st.sampled_from([*self.saved]))
+        base = chosen(data, [*self.saved])
         refusal = Refusal(nth, 28)
         path, tree = self.path(self.count + 1), self.tree()
         with before_every_write(refusal, deletions=True, data=True):
@@ -86,8 +94,8 @@ class Steps(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(data=st.data())
     def replace(self, data: st.DataObject) -> None:
-        step = data.draw(st.sampled_from([*self.saved]))
-        base = data.draw(st.sampled_from([*self.saved]))
+        step = chosen(data, [*self.saved])
+        base = chosen(data, [*self.saved])
         self.saved[step] = self.tree()
         ocp.save(self.path(step), self.saved[step], base=self.path(base), overwrite=True)
         self.damaged.discard(step)
@@ -97,7 +105,7 @@ class Steps(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        step = data.draw(st.sampled_from([*self.saved]))
+        step = chosen(data, [*self.saved])
         shutil.rmtree(self.path(step))
         del self.saved[step]
         self.damaged.discard(step)
@@ -105,8 +113,8 @@ class Steps(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(data=st.data(), where=st.floats(0, 0.999))
     def damage(self, data: st.DataObject, where: float) -> None:
-        step = data.draw(st.sampled_from([*self.saved]))
-        file = data.draw(st.sampled_from(sorted((self.path(step) / "d").iterdir())))
+        step = chosen(data, [*self.saved])
+        file = chosen(data, sorted((self.path(step) / "d").iterdir()))
         inode = file.stat().st_ino
         content = bytearray(file.read_bytes())
         content[int(where * len(content))] ^= 1

@@ -105,8 +105,8 @@ class CheckpointManagerOptions:
             without a zone is local. None for the system's clock.
         incremental: Whether chunks of arrays that the newest step holds are not written again; see
             the `base` of `orbit_ckpt.save`.
-        full_every: Of so many incremental saves in a row one is written in full, so that damage of
-            a file that steps share has an end; None for none.
+        full_every: Every how many incremental saves one is written in full, which bounds how many
+            steps the damage of a shared file can reach; None for never.
         template: A tree of arrays or `jax.ShapeDtypeStruct` like every tree to save, or an
             `args.Composite` of such trees by item; `save` refuses trees with other leaves, shapes
             or dtypes.

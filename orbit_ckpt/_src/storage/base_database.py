@@ -52,7 +52,7 @@ class BaseDatabase:
         """Read the index and the digests.
 
         Raises:
-            BaseError: It has no digests, or cannot be read.
+            BaseError: It cannot be read, or its chunks have no recorded checksums.
         """
         self.path = path
         try:

@@ -68,7 +68,7 @@ class Base(Struct, frozen=True):
     Attributes:
         path: Its directory; None if there is none yet, so that only digests are recorded.
         root: The directory that the save writes to.
-        full_every: Of so many saves in a row one is written in full; None for none.
+        full_every: Every how many saves one is written in full; None for never.
         reused: Sums what the save reuses.
     """
 
@@ -129,7 +129,7 @@ class IncrementalWrite:
     """Receives the chunks of one save of one database.
 
     Attributes:
-        reused: How much of the save the base step holds, after `finish`.
+        reused: How much of the save the base step holds, after `refer`.
     """
 
     def __init__(self, base: Base) -> None:

@@ -52,6 +52,7 @@ def without_tied(
 def write_tied(
     tied: Sequence[TiedArray], writer: DatabaseWriter, incremental: IncrementalWrite | None
 ) -> None:
+    """Add the chunks of tied arrays to the index, at the places of those that were written."""
     for array in tied:
         layout, name = array.write.layout, array.write.name
         for index in chunk_indices(whole(layout.shape), layout.chunk_shape):

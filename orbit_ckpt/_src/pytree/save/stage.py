@@ -21,7 +21,7 @@ from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
 from orbit_ckpt._src.pytree.save.documents import TreeDocuments, encode_documents
 from orbit_ckpt._src.pytree.save.options import TreeSaveOptions
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
-from orbit_ckpt._src.pytree.save.tied import find_tied
+from orbit_ckpt._src.pytree.save.tied import find_tied, uncast_arrays
 from orbit_ckpt._src.pytree.save.whole import LeafColumns, add_whole, copy_whole
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import Future, begin
@@ -77,7 +77,7 @@ async def stage_tree(
     plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
     save.tie(plan)
-    leaves = list(zip(plan.names, plan.flat.values, strict=True)) if options.known else []
+    leaves = uncast_arrays(plan) if options.known is not None else []
     saved = refer_to(leaves)
     with unchanged(await asyncio.to_thread(save.find_known, leaves)):
         snapshot = await snapshot_leaves(plan, options) if copy else None
