@@ -82,6 +82,7 @@ def index_of_other_run(root: Path, names: StepNames, coordinator: RunCoordinator
 class _Fault(IntEnum):
     """The cause of a failed restore; the highest of all processes counts."""
 
+    ELSEWHERE = -1  # another process failed, and reports why
     ABSENT = 0
     DAMAGED = 1
     OTHER = 2  # an older step would fail too
@@ -172,7 +173,7 @@ def restore_newest_intact(
             restored = restore(step)
         except Exception as error:  # raised again unless it is about this step
             fault = _fault_of(error)
-            if fault is _Fault.OTHER:
+            if fault in (_Fault.OTHER, _Fault.ELSEWHERE):
                 raise
             if fault is _Fault.DAMAGED:
                 damaged[step] = error
@@ -191,6 +192,8 @@ def _fault_of(error: Exception) -> _Fault:
     """Return whether an error concerns one step only, so that another may be restored."""
     if isinstance(error, _FailedElsewhereError):
         return error.fault
+    if isinstance(error, ProcessFailedError):
+        return _Fault.ELSEWHERE
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return _Fault.DAMAGED
     if isinstance(error, VersionError):
