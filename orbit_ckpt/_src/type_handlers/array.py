@@ -262,12 +262,13 @@ class ArrayHandler(
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
+        write_shape = None
         if rotation is None:
             shards = shards_of(array)
-            if is_unchanged(array):
-                shards = [structs.replace(shard, unchanged=True) for shard in shards]
-            return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl)
-        write_shape, shards = written_shards(array, self._replicas, rotation)
+        else:
+            write_shape, shards = written_shards(array, self._replicas, rotation)
+        if is_unchanged(array):
+            shards = [structs.replace(shard, unchanged=True) for shard in shards]
         return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
     def _add(self, array: ArraySnapshot, info: ParamInfo, arg: SaveArgs) -> None:
