@@ -346,7 +346,9 @@ def hosts(directory: Path) -> None:
 def frozen_arrays() -> dict[str, jax.Array]:
     """Return outputs of compiled functions, two of which are one array."""
     large, everywhere = (make_shardings(make_mesh())[name] for name in ("large", "replicated"))
-    sharded = jax.jit(lambda: jax.numpy.arange(1 << 17).reshape(256, -1) * 7919, out_shardings=large)
+    sharded = jax.jit(
+        lambda: jax.numpy.arange(1 << 17).reshape(256, -1) * 7919, out_shardings=large
+    )
     tied = jax.jit(lambda: jax.numpy.arange(1 << 16) * 7907, out_shardings=everywhere)()
     return {"sharded": sharded(), "embed": tied, "head": tied}
 

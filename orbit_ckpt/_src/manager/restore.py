@@ -40,6 +40,7 @@ def restore_step(
     *,
     root: Path,
     fallback: bool,
+    note_damage: Callable[[], object] = lambda: None,
 ) -> Any:  # what `read` returns
     """Restore a step on all processes.
 
@@ -50,6 +51,7 @@ def restore_step(
         coordinator: The processes.
         root: The run's directory, for messages.
         fallback: Whether to restore an older step if this one is damaged.
+        note_damage: Called on all processes when a step is found to be damaged.
 
     Raises:
         StepNotFoundError: The step does not exist, or no step can be restored.
@@ -66,7 +68,12 @@ def restore_step(
     index.path(first)  # raises if it does not exist
 
     def restore_one(number: int) -> Any:  # as above
-        return restore_on_all(coordinator, number, lambda: read(number, index.path(number)))
+        try:
+            return restore_on_all(coordinator, number, lambda: read(number, index.path(number)))
+        except Exception as error:
+            if _fault_of(error) is _Fault.DAMAGED:
+                note_damage()
+            raise
 
     if not fallback:
         return restore_one(first)
