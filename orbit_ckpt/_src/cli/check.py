@@ -13,6 +13,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_verified
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
@@ -28,12 +29,25 @@ from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.verifier import verify as verify_path
 
 
-def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
+def verify(
+    path: str,
+    memory: int,
+    workers: int | None,
+    dask: str | None,
+    reader: str | None,
+    as_json: bool,
+) -> None:
     """Read every byte of a checkpoint or a run; exit with 1 if something is damaged."""
     known = parse_reader(reader)
     root = select_step(path)
-    with progress_bar("Checking") as progress:
-        report = verify_path(root, max_bytes=memory * 10**6, progress=progress, reader=known)
+    with open_executor(workers, dask) as executor, progress_bar("Checking") as progress:
+        report = verify_path(
+            root,
+            max_bytes=memory * 10**6,
+            progress=progress,
+            reader=known,
+            executor=executor,
+        )
     for checkpoint in report.checkpoints:
         damaged = sum(Path(one.checkpoint) == checkpoint for one in report.damage)
         record_verified(checkpoint, damaged)

@@ -29,6 +29,7 @@ from orbit_ckpt._src.cli.parameters import (
     STEP,
     STEP_SOURCE,
     STEPS,
+    WORKERS,
     YES,
     flag,
     pattern_option,
@@ -126,6 +127,7 @@ VERIFY = LazyCommand(
     "check:verify",
     RUN_OR_STEP,
     whole_number("--memory", "Memory limit, approximate.", "MB", default=256),
+    *WORKERS,
     READER,
     JSON,
     text="""Check every byte of a checkpoint or a run.

@@ -88,6 +88,16 @@ RULES = Option(
     help="Rule file, TOML or JSON; see the reference.",
     metavar="FILE",
 )
+WORKERS = (
+    whole_number("--workers", "Work in N processes.", "N"),
+    Option(
+        ["--dask"],
+        help="Work in a Dask cluster, whose workers see the same paths; its scheduler's address.",
+        metavar="ADDRESS",
+    ),
+)
+"""Where the work is done."""
+
 KEEPING = (
     whole_number("--keep-last", "Keep the newest N steps.", "N", least=0),
     whole_number("--keep-every", "Keep the multiples of K.", "K"),
