@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.app import app
