@@ -300,17 +300,19 @@ def _are_cast(
     """Return for each array whether its values are cast."""
     if all(arg.dtype is None for arg in {id(arg): arg for arg in args}.values()):
         return [False] * len(reads)
-    details = load_batch_of(infos[0]).details
-    known: dict[tuple[int, int, str | None], bool] = {}  # most arrays share dtypes
-    found: list[bool] = []
-    for info, arg, read in zip(infos, args, reads, strict=True):
-        key = id(arg), id(read.layout), info.name if details and info.name in details else None
-        is_cast = known.get(key)
-        if is_cast is None:
-            logical = logical_dtype(info, read.layout.dtype)
-            known[key] = is_cast = arg.dtype is not None and as_dtype(arg.dtype) != logical
-        found.append(is_cast)
-    return found
+    if load_batch_of(infos[0]).details:
+        return [
+            _is_cast(arg, logical_dtype(info, read.layout.dtype))
+            for info, arg, read in zip(infos, args, reads, strict=True)
+        ]
+    keys = [(id(arg), id(read.layout)) for arg, read in zip(args, reads, strict=True)]
+    distinct = dict(zip(keys, zip(args, reads, strict=True), strict=True))  # few
+    known = {key: _is_cast(arg, read.layout.dtype) for key, (arg, read) in distinct.items()}
+    return [known[key] for key in keys] if any(known.values()) else [False] * len(reads)
+
+
+def _is_cast(arg: RestoreArgs, logical: DType) -> bool:
+    return arg.dtype is not None and as_dtype(arg.dtype) != logical
 
 
 def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +20,7 @@ from orbit_ckpt._src.arrays.dtypes import (
 )
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
+from orbit_ckpt._src.metadata.schema import LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, Metadata, StringMetadata
 from orbit_ckpt._src.pytree.restore.hints import MismatchHints
 from orbit_ckpt._src.pytree.restore.target import ArrayLike, Casting, RestoreOptions, is_abstract
@@ -56,6 +58,14 @@ class Alignment(Struct, frozen=True):
         return names not in self.filled and (
             self.wanted is None or self.wanted.get(names, PLACEHOLDER) is not PLACEHOLDER
         )
+
+    def read(self, records: Mapping[NamePath, LeafRecord]) -> list[LeafRecord]:
+        """Return those of some stored leaves that are part of the result."""
+        if self.filled or self.wanted is None:
+            return [record for names, record in records.items() if self.is_read(names)]
+        wanted = map(self.wanted.get, records, repeat(PLACEHOLDER))
+        pairs = zip(records.values(), wanted, strict=True)
+        return [record for record, leaf in pairs if leaf is not PLACEHOLDER]
 
 
 def align(

@@ -92,8 +92,7 @@ class ResolvedRestore(Struct, frozen=True):
     @property
     def records(self) -> list[LeafRecord]:
         """The leaves that are read unchanged."""
-        is_read = self.alignment.is_read
-        return [record for names, record in self.transformed.records.items() if is_read(names)]
+        return self.alignment.read(self.transformed.records)
 
 
 async def resolve_restore(
