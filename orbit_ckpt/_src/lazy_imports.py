@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from typing_extensions import override
+if TYPE_CHECKING:  # `importlib.abc` imports much in Python before 3.14
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
 
 
 def lazy_getattr(module: dict[str, Any], sources: Mapping[str, str]) -> Callable[[str], object]:
@@ -71,14 +71,13 @@ def when_imported(name: str, callback: Callable[[ModuleType], object]) -> None:
         observer.imported(importlib.import_module(name))  # waits for another thread's import
 
 
-class _ImportObserver(MetaPathFinder):
+class _ImportObserver:
     """Finds one package as the other finders do, and calls a function after its import."""
 
     def __init__(self, name: str, callback: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._callback = callback
 
-    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -89,7 +88,7 @@ class _ImportObserver(MetaPathFinder):
         found = (finder.find_spec(fullname, path, target) for finder in after)
         spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ObservedLoader(spec.loader, self.imported)
+            spec.loader = cast("Loader", _ObservedLoader(spec.loader, self.imported))
         return spec
 
     def imported(self, module: ModuleType) -> None:
@@ -101,7 +100,7 @@ class _ImportObserver(MetaPathFinder):
         self._callback(module)
 
 
-class _ObservedLoader(Loader):
+class _ObservedLoader:
     """Loads a module as another loader does, and calls a function once that has succeeded."""
 
     def __init__(self, loader: Loader, done: Callable[[ModuleType], None]) -> None:
@@ -111,11 +110,9 @@ class _ObservedLoader(Loader):
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)  # `get_data` and others
 
-    @override
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
-    @override
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from orbit_ckpt._src.errors import PluginConflictError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ class Plugin(NamedTuple, Generic[T]):
         error: Why it is unusable, None if it is usable.
     """
 
-    entry: importlib.metadata.EntryPoint
+    entry: EntryPoint
     loaded: T | None
     error: Exception | None
 
@@ -54,6 +56,13 @@ class Plugin(NamedTuple, Generic[T]):
         _logger.warning("%s cannot be used: %s: %s", self.title, type(error).__name__, error)
 
 
+def installed_plugins(group: str) -> EntryPoints:
+    """Return the entry points of a group; imports none."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - few commands look for plug-ins
+
+    return entry_points(group=group)
+
+
 class PluginRegistry(Generic[T]):
     """The plug-ins of one entry point group."""
 
@@ -70,7 +79,7 @@ class PluginRegistry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the names of the entry points, sorted; imports none."""
-        return sorted({entry.name for entry in importlib.metadata.entry_points(group=self.group)})
+        return sorted({entry.name for entry in installed_plugins(self.group)})
 
     def all(self, name: str | None = None) -> Iterator[Plugin[T]]:
         """Yield the plug-ins, imported and checked; unusable ones carry their error.
@@ -78,7 +87,7 @@ class PluginRegistry(Generic[T]):
         Args:
             name: Name of the entry points, None for all.
         """
-        installed = importlib.metadata.entry_points(group=self.group)
+        installed = installed_plugins(self.group)
         for entry in installed if name is None else installed.select(name=name):
             try:
                 found = Plugin(entry, self._prepare(entry.load()), None)

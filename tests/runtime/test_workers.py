@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 
 
 def test_results_and_errors_are_those_of_the_calls() -> None:

@@ -14,8 +14,8 @@ from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.pytree.describe import describe_tree
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
 from orbit_ckpt._src.runtime.read_count import counting_reads
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.fingerprint import read_consistently
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import STEP_METADATA
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path

@@ -17,7 +17,7 @@ from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
-from orbit_ckpt._src.storage.fingerprint import read_consistently
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 

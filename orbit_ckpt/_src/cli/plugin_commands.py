@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any
 
 import click
 from typing_extensions import override
 
-from orbit_ckpt._src.plugins import PluginRegistry
+from orbit_ckpt._src.plugins import PluginRegistry, installed_plugins
 
 
 class PluginCommand(click.Command):
     """A command of a plug-in that is not imported yet."""
 
     def __init__(self, name: str) -> None:
-        packages = [e.dist.name for e in entry_points(group=PLUGINS.group, name=name) if e.dist]
+        entries = installed_plugins(PLUGINS.group).select(name=name)
+        packages = [entry.dist.name for entry in entries if entry.dist]
         super().__init__(name, help=f"From the package {' or '.join(packages)}.")
 
     @override

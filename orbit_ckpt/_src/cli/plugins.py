@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -13,7 +12,7 @@ from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.errors import PluginConflictError
 from orbit_ckpt._src.formats.base import BUILT_IN
-from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose
+from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose, installed_plugins
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.base import Format
@@ -64,7 +63,7 @@ def plugins(as_json: bool) -> None:
 
 def _installed() -> Iterator[Plugin[object]]:
     for group, module in _GROUPS.items():
-        if entry_points(group=group):
+        if installed_plugins(group):
             registry: PluginRegistry[object] = import_module(f"orbit_ckpt._src.{module}").PLUGINS
             yield from registry.all()
 

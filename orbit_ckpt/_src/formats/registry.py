@@ -12,7 +12,7 @@ from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.formats.orbax.read import open_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.runtime.checks import show
-from orbit_ckpt._src.storage.fingerprint import read_consistently
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.text import warn_caller
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt._src.manager.garbage_collection import StepDeleter
 from orbit_ckpt._src.manager.step_paths import find_step_path
 from orbit_ckpt._src.manager.steps import StepNames
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.text import warn_set
 

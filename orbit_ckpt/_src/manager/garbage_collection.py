@@ -22,8 +22,8 @@ from orbit_ckpt._src.manager.retention import (
     keeps_all,
 )
 from orbit_ckpt._src.manager.steps import StepNames, StepParser
-from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.amend import forget_files
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import storage_errors

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.metadata.user_json import encode_user_json
-from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.runtime.process import ForkSafeLock
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.integrity import renew_manifest

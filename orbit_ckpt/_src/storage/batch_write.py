@@ -23,7 +23,8 @@ from orbit_ckpt._src.arrays.transfer import (
 from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
-from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
+from orbit_ckpt._src.runtime.loop import clean_up, run_all
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.runtime.checks import show
-from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.runtime.process import reset_in_child
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.bucket import Bucket, ObjectClient, OpenClient
 
 T = TypeVar("T")

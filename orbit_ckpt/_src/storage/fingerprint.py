@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import Struct
 
-from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, StorageError
-from orbit_ckpt._src.runtime.loop import run_sync
+from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -35,11 +33,6 @@ _WRITTEN_ONCE = (OCDBT_MANIFEST, MANIFEST, TREE_METADATA, AGGREGATE)
 A store identifies objects by their contents; the first of these contains a random number."""
 
 _ADVICE = "Check that the checkpoint is complete and readable."
-
-
-T = TypeVar("T")
-
-_MAX_ATTEMPTS = 5
 
 
 class OpenedDirectory(Struct, frozen=True):
@@ -141,36 +134,3 @@ def _fingerprint_if_any(file: Path) -> Fingerprint | None:
         raise
     except OSError:
         return None
-
-
-def read_consistently(
-    paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
-) -> T:
-    """Read from directories; start over if another process replaces one during the read.
-
-    A reader opens many files one after the other and could otherwise mix two checkpoints.
-
-    Args:
-        paths: The directories.
-        read: Called with all of them.
-
-    Raises:
-        StorageError: The storage failed, or a directory is replaced faster than it can be read.
-    """
-    where = " and ".join(map(str, paths))
-    advice = "Check that the checkpoint is complete and readable."
-    for _ in range(_MAX_ATTEMPTS):
-        before = [checkpoint_fingerprint(path) for path in paths]
-        try:
-            with storage_errors(where, "reading", advice):
-                result = run_sync(read(*paths))
-        except CheckpointError:
-            if before == [checkpoint_fingerprint(path) for path in paths]:
-                raise
-        else:
-            if before == [checkpoint_fingerprint(path) for path in paths]:
-                return result
-    raise StorageError(
-        f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
-        "being read. Read a checkpoint that is not being overwritten."
-    )

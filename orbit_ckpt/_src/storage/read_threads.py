@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from orbit_ckpt._src.runtime.loop import Workers, run_all
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
 from orbit_ckpt._src.storage.kvstore import ObjectStore, ValueStore
 

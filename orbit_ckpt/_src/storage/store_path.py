@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.bucket import is_store_scheme
 from orbit_ckpt._src.storage.system import open_to_read, read_at
 

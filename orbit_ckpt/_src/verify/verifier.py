@@ -26,8 +26,9 @@ from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.jobs import check_executor
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
 from orbit_ckpt._src.storage.inner_path import check_name, read_inner, sizes_below
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, has_lost_manifest, is_marker_text
 from orbit_ckpt._src.storage.layout import (

@@ -29,7 +29,7 @@ from orbit_ckpt._src.formats.writing import (
     new_directory,
     unsupported_leaves,
 )
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.durable import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
 from orbit_ckpt._src.transform.patterns import leaves_matching

@@ -12,7 +12,7 @@ from pathlib import Path
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata.array_records import ArrayRecord, decode_arrays
 from orbit_ckpt._src.metadata.files import arrays_file
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.text import shorten_lines
 
 _LISTED = 10

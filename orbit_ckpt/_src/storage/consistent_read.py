@@ -1,0 +1,49 @@
+"""Reads of directories that other processes may replace meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from orbit_ckpt._src.errors import CheckpointError, StorageError
+from orbit_ckpt._src.runtime.loop import run_sync
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.path import storage_errors
+
+T = TypeVar("T")
+
+_MAX_ATTEMPTS = 5
+
+
+def read_consistently(
+    paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
+) -> T:
+    """Read from directories; start over if another process replaces one during the read.
+
+    A reader opens many files one after the other and could otherwise mix two checkpoints.
+
+    Args:
+        paths: The directories.
+        read: Called with all of them.
+
+    Raises:
+        StorageError: The storage failed, or a directory is replaced faster than it can be read.
+    """
+    where = " and ".join(map(str, paths))
+    advice = "Check that the checkpoint is complete and readable."
+    for _ in range(_MAX_ATTEMPTS):
+        before = [checkpoint_fingerprint(path) for path in paths]
+        try:
+            with storage_errors(where, "reading", advice):
+                result = run_sync(read(*paths))
+        except CheckpointError:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
+                raise
+        else:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
+                return result
+    raise StorageError(
+        f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
+        "being read. Read a checkpoint that is not being overwritten."
+    )
