@@ -142,3 +142,28 @@ def test_tree_draws_what_is_below_what(cli: Run, tmp_path: Path) -> None:
     ]
     assert "Did you mean 'share'?" in cli("tree", "c", "--columns", "sharre", status=2).err
     assert json.loads(cli("tree", "c", "--json").out)["bytes"] == 1328
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("diff RUN 10 30", "diff RUN@10 RUN@30"),
+        ("diff RUN 10", "diff RUN@10 B"),
+        ("show RUN 10", "show RUN@10 LEAF"),
+        ("show RUN 10 step --json", "show RUN@10 step --json"),
+        ("tree RUN 10", "tree RUN@10"),
+        ("pin RUN 10 20", "pin RUN@10 RUN@20"),
+        ("cp RUN 10 copy", "cp RUN@10 copy"),
+        ("tree RUN 10 20", None),
+        ("tree RUN --depth", None),
+    ],
+)
+def test_a_step_beside_its_run_is_told_how_to_name_it(
+    cli: Run, own_run: Path, words: str, meant: str | None
+) -> None:
+    error = cli(*words.replace("RUN", str(own_run)).split(), status=2).err
+    if meant is None:
+        assert "Steps are named" not in error
+    else:
+        line = f"Steps are named with @: orbit-ckpt {meant.replace('RUN', str(own_run))}\n"
+        assert error.endswith(line) or f"{line}  See" in error

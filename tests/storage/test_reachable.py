@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import reachable
+from orbit_ckpt._src.storage import buckets, reachable
 from orbit_ckpt._src.storage.reachable import check_reachable
 from orbit_ckpt.errors import StorageError
 
@@ -73,7 +74,31 @@ def test_a_server_that_is_there_a_moment_later_is_reached(monkeypatch: pytest.Mo
 
 
 def test_a_proxy_connects_in_our_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = fail(monkeypatch, UNKNOWN)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    asked = fail(monkeypatch, UNKNOWN, times=0)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
     check_reachable("s3://b", "https://s3.amazonaws.com")
-    assert asked == []
+    assert asked == [("proxy", 3128)]
+    fail(monkeypatch, UNKNOWN)
+    with pytest.raises(StorageError, match=r"proxy proxy:3128 .*HTTPS_PROXY") as caught:
+        check_reachable("s3://b", "https://s3.amazonaws.com")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_proxy_that_never_answers_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")  # else the driver looks for them
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr(buckets, "_SILENT_S", 0.05)
+    monkeypatch.setattr(buckets, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(reachable, "_DEADLINE_S", 10)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(StorageError, match=r"not answered within 0\.1 s.*HTTPS_PROXY"):
+            ocp.metadata("s3://behind-a-silent-proxy/run")
+    record, *_ = [record for record in caplog.records if "no answer" in record.getMessage()]
+    assert re.search(
+        r"^s3://behind-a-silent-proxy/.* no answer from https://s3\.amazonaws\.com through "
+        r"the proxy http://127\.0\.0\.1:\d+ of HTTPS_PROXY for 0\.05 s",
+        record.getMessage(),
+    )

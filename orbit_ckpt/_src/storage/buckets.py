@@ -9,6 +9,7 @@ message contains a credential, nor anything of a server's answer other than its 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 from collections import deque
@@ -21,14 +22,19 @@ from typing_extensions import override
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.bucket import Bucket, find_store
 from orbit_ckpt._src.storage.client_bucket import open_client_bucket
-from orbit_ckpt._src.storage.reachable import check_reachable
+from orbit_ckpt._src.storage.reachable import check_reachable, describe_route
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 MAX_OBJECT_BYTES = 5 * 2**30
 """Maximum bytes of one S3 request; TensorStore writes an object in one."""
 
 _DEADLINE_S = 300.0
+_SILENT_S = 5.0
+"""How long a server may not answer its first request before the log says so."""
+
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "20s"}
 """Retries of one request, which amount to about a minute of waiting."""
 
@@ -47,10 +53,14 @@ _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 class TensorStoreBucket(Bucket):
     """The objects of one bucket, through a driver of TensorStore."""
 
-    def __init__(self, scheme: str, name: str, store: ts.KvStore, spec: dict[str, Any]) -> None:
+    def __init__(
+        self, scheme: str, name: str, store: ts.KvStore, spec: dict[str, Any], server: str = ""
+    ) -> None:
         self.url = f"{scheme}://{name}"
         self._store = store
         self._spec = spec
+        self._server = server
+        self._is_known = not server  # has answered, or was said not to
 
     @override
     def spec(self, prefix: str) -> dict[str, Any]:
@@ -164,16 +174,34 @@ class TensorStoreBucket(Bucket):
         deadline_s = _DEADLINE_S if deadline_s is None else deadline_s
         future = begin()
         try:
-            return future.result(timeout=deadline_s)
+            return self._result(future, where, deadline_s)
         except TimeoutError:
             future.cancel()  # pyright: ignore[reportUnknownMemberType] - tensorstore stubs
             raise StorageError(
                 f"{where}: {doing}: the store has not answered within {deadline_s:g} s. Check that "
-                f"it can be reached (AWS_ENDPOINT_URL of s3://, network) and try again."
+                "it can be reached (AWS_ENDPOINT_URL of s3://, HTTPS_PROXY, network) and try again."
             ) from None
         except (ValueError, NotImplementedError) as error:
             # no cause: it would quote the server's answer, which contains the access key
             raise _explain(where, doing, str(error)) from None
+
+    def _result(self, future: ts.Future[T], where: str, deadline_s: float) -> T:
+        """Return the result of a request; log once if the first one takes long."""
+        if not self._is_known and deadline_s > _SILENT_S:
+            try:
+                result = future.result(timeout=_SILENT_S)
+            except TimeoutError:
+                was_known, self._is_known = self._is_known, True
+            else:
+                self._is_known = True
+                return result
+            if not was_known:
+                _logger.warning(
+                    "%s: no answer from %s for %g s; waiting up to %g s",
+                    *(where, describe_route(self._server), _SILENT_S, deadline_s),
+                )
+            deadline_s -= _SILENT_S
+        return future.result(timeout=deadline_s)
 
 
 class _BeyondEndError(StorageError):
@@ -216,10 +244,11 @@ def _open_s3(
     elif region is not None:
         spec["aws_region"] = region
     server = "s3.amazonaws.com" if region is None else f"s3.{region}.amazonaws.com"
-    check_reachable(f"s3://{name}", endpoint or f"https://{server}")
+    url = endpoint or f"https://{server}"
+    check_reachable(f"s3://{name}", url)
     if all(credentials):  # else the driver logs on stderr every place without credentials
         spec["aws_credentials"] = {"type": "environment"}
-    return TensorStoreBucket("s3", name, _open(spec, f"s3://{name}", None), spec)
+    return TensorStoreBucket("s3", name, _open(spec, f"s3://{name}", None), spec, url)
 
 
 @functools.lru_cache(maxsize=16)
@@ -227,7 +256,7 @@ def _open_google(name: str, endpoint: str) -> TensorStoreBucket:
     check_reachable(f"gs://{name}", endpoint)
     retries = {"gcs_request_retries": _RETRIES}
     spec = {"driver": "gcs", "bucket": name, "context": retries}
-    return TensorStoreBucket("gs", name, _open(spec, f"gs://{name}", None), spec)
+    return TensorStoreBucket("gs", name, _open(spec, f"gs://{name}", None), spec, endpoint)
 
 
 @functools.lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_reachable(where: str, endpoint: str) -> None:
-    """Check that a connection to a server can be opened; a proxy is not asked.
+    """Check that a connection to a server, or to the proxy in front of it, can be opened.
 
     Args:
         where: What messages call the store.
@@ -31,9 +31,14 @@ def check_reachable(where: str, endpoint: str) -> None:
         StorageError: No connection was opened within some seconds.
     """
     url = urlsplit(endpoint)
-    host = url.hostname
-    if host is None or _is_behind_proxy(url.scheme, host):
+    if url.hostname is None:
         return
+    what, advice = "", "check the endpoint (AWS_ENDPOINT_URL of s3://)"
+    variable, proxy = _proxy_of(url.scheme, url.hostname)
+    if proxy:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        what, advice = "the proxy ", f"check the variable {variable} (NO_PROXY has exceptions)"
+    host = url.hostname or ""
     port = url.port or _PORTS.get(url.scheme, 443)
     found: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
     threading.Thread(  # resolving a name has no timeout of its own
@@ -45,14 +50,28 @@ def check_reachable(where: str, endpoint: str) -> None:
         error = TimeoutError("no answer")
     if error is not None:
         raise StorageError(
-            f"{where}: could not connect to {host}:{port} within {_DEADLINE_S:g} s ({error}): "
-            "check the endpoint (AWS_ENDPOINT_URL of s3://) and the network, and try again."
+            f"{where}: could not connect to {what}{host}:{port} within {_DEADLINE_S:g} s "
+            f"({error}): {advice} and the network, and try again."
         )
 
 
-def _is_behind_proxy(scheme: str, host: str) -> bool:
+def describe_route(endpoint: str) -> str:
+    """Return where requests to a server go, for messages: the server, and the proxy if any."""
+    url = urlsplit(endpoint)
+    variable, proxy = _proxy_of(url.scheme, url.hostname or "")
+    if not proxy:
+        return endpoint
+    host = proxy.rpartition("@")[2]  # without a password
+    return f"{endpoint} through the proxy {host} of {variable}"
+
+
+def _proxy_of(scheme: str, host: str) -> tuple[str, str]:
+    """Return the variable that names the proxy in front of a server, and its URL; else blanks."""
     proxies = getproxies()
-    return bool({scheme, "all"} & proxies.keys()) and not proxy_bypass(host)
+    for name in (scheme, "all"):
+        if proxies.get(name) and not proxy_bypass(host):
+            return f"{name.upper()}_PROXY", proxies[name]
+    return "", ""
 
 
 def _connect(host: str, port: int) -> OSError | None:
