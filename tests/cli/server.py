@@ -64,6 +64,8 @@ def warm_up() -> None:
 def run(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
+    if "PYTHONPATH" in request["env"]:  # else too late for this process
+        sys.path[:0] = request["env"]["PYTHONPATH"].split(os.pathsep)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

@@ -21,7 +21,7 @@ import orbit_ckpt as ocp
 import orbit_ckpt.cli
 from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt._src.storage.manifest import Manifest
-from tests.cli.conftest import COMMAND, ENVIRONMENT, Run, make_state
+from tests.cli.conftest import ENVIRONMENT, Run, Server, make_state
 from tests.support import damage_chunk
 
 pytestmark = pytest.mark.slow
@@ -378,9 +378,7 @@ def test_prune_does_not_take_one_run_for_another(cli: Run, own_run: Path) -> Non
     assert sorted(os.listdir(own_run)) == ["10", "30"]
 
 
-def test_plugins_lists_what_is_installed_and_what_fails(
-    cli: Run, fresh: Run, tmp_path: Path
-) -> None:
+def test_plugins_lists_what_is_installed_and_what_fails(cli: Run, tmp_path: Path) -> None:
     assert "no plug-ins" in cli("plugins").out
     installed = tmp_path / "quant-1.2.dist-info"
     installed.mkdir()
@@ -392,9 +390,8 @@ def test_plugins_lists_what_is_installed_and_what_fails(
         "unfit = json:JSONEncoder\n"
         "[orbit_ckpt.formats]\nother = json:JSONEncoder\n"
     )
-    paths = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
-    env = {**ENVIRONMENT, "PYTHONPATH": paths}
-    found = fresh("plugins", "--json", env=env, status=1).json["plugins"]
+    env = {"PYTHONPATH": str(tmp_path)}
+    found = cli("plugins", "--json", env=env, status=1).json["plugins"]
     by_name = {plugin["name"]: plugin for plugin in found}
     assert by_name["fine"]["error"] is None
     assert by_name["fine"]["package"] == "quant 1.2"
@@ -498,7 +495,7 @@ def test_without_its_packages_it_says_what_to_install(fresh: Run, tmp_path: Path
     assert "orbit-ckpt[cli]" in fresh("ls", env=env, status=2).err
 
 
-def test_a_mistake_of_a_plug_in_is_no_finding(tmp_path: Path) -> None:
+def test_a_mistake_of_a_plug_in_is_no_finding(server: Server, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "class Bad:\n    name, extra = 'bad', None\n"
         "    def sniff(self, path): raise RuntimeError('sniffed wrongly')\n"
@@ -508,11 +505,12 @@ def test_a_mistake_of_a_plug_in_is_no_finding(tmp_path: Path) -> None:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
     (installed / "entry_points.txt").write_text("[orbit_ckpt.formats]\nbad = bad:Bad\n")
-    env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
-    command = [*COMMAND, "verify", str(tmp_path)]
-    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "sniffed wrongly" in done.stderr
+    out, err = tmp_path / "out", tmp_path / "err"
+    server.start(
+        ["verify", tmp_path], tmp_path, env={"PYTHONPATH": str(tmp_path)}, out=out, err=err
+    )
+    assert server.wait() == 2
+    assert "sniffed wrongly" in err.read_text()  # in a traceback
 
 
 def test_a_process_of_its_own_gives_exit_code_output_and_errors(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ENVIRONMENT, Result, Run
+from tests.cli.conftest import Result, Run, Server, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def ls():
 
 
 @pytest.fixture
-def run(fresh: Run, tmp_path: Path) -> functools.partial[Result]:
+def run(server: Server, tmp_path: Path) -> functools.partial[Result]:
     """Run commands where a package with plug-ins of several kinds is installed."""
     packages = tmp_path / "packages"
     info = packages / "greetings-1.2.dist-info"
@@ -62,8 +62,7 @@ def run(fresh: Run, tmp_path: Path) -> functools.partial[Result]:
         "bad = greetings:__doc__\n"
     )
     (packages / "greetings.py").write_text(PLUGIN_COMMANDS)
-    paths = f"{packages}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
-    return functools.partial(fresh, env={**ENVIRONMENT, "PYTHONPATH": paths})
+    return functools.partial(run_command, server, tmp_path, env={"PYTHONPATH": str(packages)})
 
 
 def test_commands_of_plugins_run_like_others(run: Run, own_run: Path) -> None:

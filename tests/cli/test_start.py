@@ -67,18 +67,6 @@ def test_version_and_help_import_no_slow_package() -> None:
         assert out.startswith(("orbit-ckpt ", "Usage: "))
 
 
-@pytest.mark.parametrize("words", ["orbit-ckpt ", "orbit-ckpt l", "orbit-ckpt ls --"])
-def test_completion_imports_no_slow_package(words: str) -> None:
-    environment = {
-        "_ORBIT_CKPT_COMPLETE": "bash_complete",
-        "COMP_WORDS": words.replace(" ", "\n"),
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    ((status, out, loaded),) = run_in_turn(([], environment))
-    assert (status, loaded) == (0, [])
-    assert {"plain,ls", "plain,--json"} & set(out.split())
-
-
 @pytest.fixture
 def run_of_steps(tmp_path: Path) -> Path:
     root = tmp_path / "run"
@@ -121,20 +109,15 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["ls", "tree"])
-def test_listing_a_checkpoint_imports_no_jax(checkpoint: Path, command: str) -> None:
+def test_commands_that_read_no_values_import_no_jax(checkpoint: Path) -> None:
+    path = str(checkpoint)
     for status, out, loaded in run_in_turn(
-        ([command, str(checkpoint)], {}), ([command, str(checkpoint), "--json"], {})
+        *((["ls", path, *form], {}) for form in ([], ["--json"])),
+        *((["tree", path, *form], {}) for form in ([], ["--json"])),
+        (["diff", path, path], {}),
     ):
         assert status == 0, out
-        assert not {"jax", "pydantic", "rich", "typer"} & set(loaded)
-
-
-@pytest.mark.slow
-def test_comparing_metadata_of_checkpoints_imports_no_jax(checkpoint: Path) -> None:
-    ((status, out, loaded),) = run_in_turn((["diff", str(checkpoint), str(checkpoint)], {}))
-    assert status == 0, out
-    assert "jax" not in loaded
+        assert not {"jax", "pydantic", "typer"} & set(loaded)
 
 
 def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
@@ -190,29 +173,38 @@ def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
     assert run_script(script) == "True True\n"
 
 
-def complete(*words: str, on: str = "bash") -> list[str]:
-    """Return the completions of the last of several words, which bash has split."""
+def completion_of(*words: str, on: str = "bash") -> tuple[list[str], dict[str, str]]:
+    """Return the request to complete the last of several words, which bash has split."""
     environment = {
         "_ORBIT_CKPT_COMPLETE": f"{on}_complete",
         "COMP_WORDS": (" " if on == "fish" else "\n").join(words),
         "COMP_CWORD": words[-1] if on == "fish" else str(len(words) - 1),
     }
-    ((status, out, loaded),) = run_in_turn(([], environment))
-    assert (status, loaded) == (0, [])
-    return [value for kind, _, value in (line.partition(",") for line in out.splitlines()) if kind]
+    return [], environment
 
 
-@pytest.mark.slow
-def test_completion_knows_steps_metrics_and_leaves(run_of_steps: Path, checkpoint: Path) -> None:
+def test_completion_knows_commands_steps_metrics_and_leaves(
+    run_of_steps: Path, checkpoint: Path
+) -> None:
     run = str(run_of_steps)
-    assert complete("orbit-ckpt", "tree", run, "@", "") == ["latest", "best:loss", *"0123"]
-    assert complete("orbit-ckpt", "tree", run, "@", "best", ":", "l") == ["loss"]
-    assert complete("orbit-ckpt", "show", run, "@", "latest", "") == ["w"]
-    assert complete("orbit-ckpt", "show", str(checkpoint), "layers/1") == ["layers/1/w"]
-    assert complete("orbit-ckpt", "show", str(checkpoint / "none"), "l") == []
-    fish = complete("orbit-ckpt", "tree", f"{run}@best", on="fish")
-    assert fish == [f"{run}@best:loss"]
-    assert complete("orbit-ckpt", "tree", run[:-1]) == [run[:-1]]  # which the shell completes
+    expected = [
+        (completion_of("orbit-ckpt", "l"), ["ls"]),
+        (completion_of("orbit-ckpt", "ls", "--js"), ["--json"]),
+        (completion_of("orbit-ckpt", "tree", run, "--sort", ""), ["tree", "name", "size"]),
+        (completion_of("orbit-ckpt", "tree", run[:-1]), [run[:-1]]),  # which the shell completes
+        (completion_of("orbit-ckpt", "tree", run, "@", ""), ["latest", "best:loss", *"0123"]),
+        (completion_of("orbit-ckpt", "tree", run, "@", "best", ":", "l"), ["loss"]),
+        (completion_of("orbit-ckpt", "tree", f"{run}@best", on="fish"), [f"{run}@best:loss"]),
+        (completion_of("orbit-ckpt", "show", run, "@", "latest", ""), ["w"]),
+        (completion_of("orbit-ckpt", "show", str(checkpoint), "layers/1"), ["layers/1/w"]),
+        (completion_of("orbit-ckpt", "tree", run, "--only", ""), ["w"]),
+        (completion_of("orbit-ckpt", "show", str(checkpoint / "none"), "l"), []),
+    ]
+    printed = run_in_turn(*(request for request, _ in expected))
+    for (status, out, loaded), (_, wanted) in zip(printed, expected, strict=True):
+        assert (status, loaded) == (0, [])
+        lines = (line.partition(",") for line in out.splitlines())
+        assert [value for kind, _, value in lines if kind] == wanted
 
 
 def test_every_command_has_an_example_that_it_understands(

@@ -98,7 +98,9 @@ def complete_leaf(
     from orbit_ckpt._src.cli.targets import find_checkpoint  # noqa: PLC0415 - see above
     from orbit_ckpt._src.formats.locate import locate  # noqa: PLC0415 - see above
 
-    path = next((ctx.params[n] for n in ("path", "source", "a") if ctx.params.get(n)), None)
+    # after an option without a value, the arguments are not parsed yet
+    given = [*(ctx.params.get(name) for name in ("path", "source", "a")), *ctx.args]
+    path = next(filter(None, given), None)
     if not path:
         return []
     try:
