@@ -41,17 +41,19 @@ def shorten_lines(lines: Sequence[str], limit: int, *, what: str = "more") -> li
     return [*lines[:limit], *more]
 
 
-def shorten(text: str, limit: int = 120) -> str:
+def shorten(text: str, limit: int = 120, *, mark: str = "...") -> str:
     """Return a text without its middle if it is longer than the limit.
 
+    Names of leaves differ in their first and last keys.
+
     Example:
-        >>> shorten("abcdefghij", 9)
-        'abc...hij'
+        >>> shorten("params/layer_0/mlp/kernel", 16, mark="…")
+        'params/…p/kernel'
     """
     if len(text) <= limit:
         return text
-    half = (limit - 3) // 2
-    return f"{text[:half]}...{text[-half:]}"
+    head = (limit - len(mark)) // 2
+    return f"{text[:head]}{mark}{text[head + len(mark) - limit :]}"
 
 
 def human_bytes(count: int | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orbit_ckpt._src.cli.tables import fit, shorten
+from orbit_ckpt._src.cli.tables import fit
+from orbit_ckpt._src.text import shorten
 
 
 def test_the_first_column_is_narrowed_last() -> None:
@@ -12,5 +13,5 @@ def test_the_first_column_is_narrowed_last() -> None:
 
 
 def test_a_text_keeps_its_ends() -> None:
-    assert shorten("params/layer_0/mlp/kernel", 16) == "params/…p/kernel"
+    assert shorten("params/layer_0/mlp/kernel", 16, mark="…") == "params/…p/kernel"
     assert shorten("kernel", 6) == "kernel"

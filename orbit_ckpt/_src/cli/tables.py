@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from orbit_ckpt._src.cli.output import echo, is_coloured
-from orbit_ckpt._src.text import visible
+from orbit_ckpt._src.text import shorten, visible
 
 _GAP = 2
 _LEAST = 12
@@ -41,7 +41,10 @@ def print_table(
     is_right = [title in right for title in titles]
     if sys.stdout.isatty():
         widths = fit(widths, [len(title) for title in titles], shutil.get_terminal_size().columns)
-        cells = [[shorten(c, width) for c, width in zip(row, widths, strict=True)] for row in cells]
+        cells = [
+            [shorten(cell, width, mark="…") for cell, width in zip(row, widths, strict=True)]
+            for row in cells
+        ]
     if is_coloured() and len(rows) <= _FEW:
         _print_rich(titles, cells, is_right, widths, styles or {})
         return
@@ -90,19 +93,6 @@ def fit(widths: Sequence[int], least: Sequence[int], available: int) -> list[int
         found[max(wide, key=lambda i: (i > 0, found[i]))] -= 1
         surplus -= 1
     return found
-
-
-def shorten(text: str, width: int) -> str:
-    """Shorten a text in its middle, since names differ in their first and last keys.
-
-    Example:
-        >>> shorten("params/layer_0/mlp/kernel", 16)
-        'params/…p/kernel'
-    """
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 2
-    return f"{text[:head]}…{text[head + 1 - width :]}"
 
 
 def _line(row: Sequence[str], is_right: Sequence[bool], widths: Sequence[int]) -> str:
