@@ -72,6 +72,7 @@ class Base(Struct, frozen=True):
         reused: Sums what the save reuses.
         part: The database of this process below both directories; empty if it saves alone.
         parts: The databases of all processes.
+        may_change: Whether the owner of arrays in host memory may change them during the save.
     """
 
     path: Path | None
@@ -80,6 +81,7 @@ class Base(Struct, frozen=True):
     reused: ReuseCounter = field(default_factory=ReuseCounter)
     part: str = ""
     parts: Sequence[str] = ()
+    may_change: bool = False
 
     def decline(self, why: str) -> None:
         """Note that the base is not used, and log why."""
@@ -90,7 +92,7 @@ class Base(Struct, frozen=True):
     def below(self, directory: Path) -> Base:
         """Return the base of an item of the save, given the item's directory."""
         path = self.path and self.path / directory.relative_to(self.root)
-        return Base(path, directory, self.full_every, self.reused)
+        return structs.replace(self, path=path, root=directory)
 
     def of_part(self, part: str, parts: Sequence[str]) -> Base:
         """Return the base of the database of one of several processes."""
@@ -138,11 +140,13 @@ class IncrementalWrite:
 
     Attributes:
         reused: How much of the save the base step holds, after `refer`.
+        may_change: See `Base`.
     """
 
     def __init__(self, base: Base) -> None:
         """Open the base step; log why it cannot be used."""
         self.reused = ReusedBytes()
+        self.may_change = base.may_change
         self._sum = base.reused
         self._root = base.root
         self._is_part = bool(base.part)
@@ -226,6 +230,17 @@ class IncrementalWrite:
             and base.keep(chunk.key, chunk.layout, digest)
             for chunk, digest in zip(small, digests, strict=True)
         ]
+
+    def copied(self, key: str, pieces: Iterable[Buffer]) -> memoryview:
+        """Copy a chunk that its owner may change, so that its digest is that of what is written.
+
+        Args:
+            key: Its key.
+            pieces: Its elements in C order.
+        """
+        data = memoryview(b"".join(pieces))
+        self._digests[key.encode()] = digest_of([data])
+        return data
 
     def copy_digest(self, key: str, of: str) -> None:
         """Give a chunk the digest of another one, which has the same elements."""

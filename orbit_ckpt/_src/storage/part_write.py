@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt._src.arrays.memory import byte_view
-from orbit_ckpt._src.arrays.references import sample_checksum
+from orbit_ckpt._src.arrays.references import is_output, sample_checksum
 from orbit_ckpt._src.arrays.slices import (
     Region,
     Shape,
@@ -20,7 +21,15 @@ from orbit_ckpt._src.arrays.slices import (
     split_by_rows,
     whole,
 )
-from orbit_ckpt._src.arrays.transfer import DeferredData, Shard, begin_transfer, host_blocks
+from orbit_ckpt._src.arrays.transfer import (
+    Data,
+    DeferredData,
+    DeviceSlice,
+    Shard,
+    begin_transfer,
+    host_blocks,
+    is_on_host,
+)
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk
@@ -127,12 +136,11 @@ def write_parts(
             chunk = chunk_region(index, layout.chunk_shape)
             key = layout.chunk_key(write.name, index)
             is_inline = layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES
-            if incremental is not None and not is_inline:
-                pieces = _pieces(source, chunk, write, max_bytes)
-                if incremental.is_stored(write.name, layout, write.document, key, pieces):
-                    is_held = True
-                    continue
-            pieces = _pieces(source, chunk, write, max_bytes)
+            read = partial(_pieces, source, chunk, write, max_bytes)
+            pieces = _new_pieces(read, source, write, key, None if is_inline else incremental)
+            if pieces is None:
+                is_held = True
+                continue
             encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
             if is_inline:
                 writer.put(key, b"".join(encoded))
@@ -166,6 +174,30 @@ def check_unchanged(writes: Sequence[ArrayWrite]) -> None:
         )
 
 
+def _new_pieces(
+    read: Callable[[], Iterator[memoryview]],
+    source: Shard,
+    write: ArrayWrite,
+    key: str,
+    incremental: IncrementalWrite | None,
+) -> Iterable[memoryview] | None:
+    """Return the elements of a chunk that is to be written; None if the base step holds it."""
+    if incremental is None:
+        return read()
+    if incremental.is_stored(write.name, write.layout, write.document, key, read()):
+        return None
+    if incremental.may_change and _may_change(source.data):
+        return [incremental.copied(key, read())]
+    return read()
+
+
+def _may_change(data: Data) -> bool:
+    """Return whether data may be in memory of the caller, who may write to it."""
+    if not isinstance(data, jax.Array):
+        return isinstance(data, np.ndarray)
+    return is_on_host(data) and not is_output(data)
+
+
 def _source(part: ArrayPart, max_bytes: int) -> Shard:
     """Return a part's data, with its transfer to the host begun unless it is too large."""
     shard = part.shard
@@ -185,7 +217,8 @@ def _check_exists(shard: Shard, path: KeyPath) -> None:
     Raises:
         UnsupportedLeafError: The caller has deleted or donated them.
     """
-    if isinstance(shard.data, jax.Array) and shard.data.is_deleted():
+    data = shard.data.array if isinstance(shard.data, DeviceSlice) else shard.data
+    if isinstance(data, jax.Array) and data.is_deleted():
         leaf = format_path(path)
         raise UnsupportedLeafError(
             f"{leaf}: the array was deleted or donated before it was written. Its priority is not "

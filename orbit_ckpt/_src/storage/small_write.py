@@ -140,6 +140,10 @@ def write_batch(
         incremental: Tells which need not be written, in an incremental save.
     """
     chunks = [_chunk(np.asarray(value), form) for _, _, value, form in batch]
+    if incremental is not None and incremental.may_change:
+        chunks = [
+            memoryview(chunk).tobytes() for chunk in chunks
+        ]  # their digests are those of what is written
     checksums = _checksums(chunks) if batch[0][3].has_checksum else ()
     inline: list[tuple[str, bytes]] = []
     others: list[tuple[str, Buffer, bytes]] = []

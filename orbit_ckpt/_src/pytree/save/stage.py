@@ -76,6 +76,9 @@ async def stage_tree(
     if options.base is not None and why is not None:
         options.base.decline(why)
         options = structs.replace(options, base=None)
+    if options.base is not None:
+        base = structs.replace(options.base, may_change=not copy)
+        options = structs.replace(options, base=base)
     plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
     save.tie(plan)
