@@ -138,7 +138,7 @@ class BaseDatabase:
             CorruptionError: A chunk to copy is damaged.
         """
         live: Counter[str] = Counter()
-        for value in self._kept.values():
+        for value in set(self._kept.values()):  # tied arrays have one place
             live[value.file] += value.length
         shared = {f for f, nbytes in live.items() if nbytes >= _MIN_LIVE * self._sizes[f]}
         copied = {
@@ -147,7 +147,7 @@ class BaseDatabase:
             if value.file not in shared
         }
         writer.begin_files()  # what has not changed is apart from what has
-        _copy(copied, writer)
+        ncopied = _copy(copied, writer)
         referred = {
             key: Extent(self._linked[value.file], value.offset, value.length, value.checksum)
             for key, value in self._kept.items()
@@ -160,7 +160,7 @@ class BaseDatabase:
                 (root / name).unlink()
         sizes = {self._linked[file]: self._sizes[file] for file in shared}
         writer.refer(referred, Manifest(database=DatabaseRecord(0, b"", sizes)))
-        return sum(live[file] for file in shared), sum(v.length for v in copied.values())
+        return sum(live[file] for file in shared), ncopied
 
     def _in_link(self, value: Extent) -> Extent:
         """Return the place of a value in the linked file, which nobody else removes."""
@@ -239,11 +239,20 @@ def _link(file: str, new: Path) -> None:
         clone_file(file, new)
 
 
-def _copy(values: Mapping[str, Extent], writer: DatabaseWriter) -> None:
-    """Copy stored chunks, which are compared with their checksums, to new data files."""
+def _copy(values: Mapping[str, Extent], writer: DatabaseWriter) -> int:
+    """Copy stored chunks, which are compared with their checksums, to new data files.
+
+    Returns:
+        The bytes copied. Keys of one place have one copy.
+    """
     ordered = sorted(values.items(), key=lambda item: (item[1].file, item[1].offset))
+    copies: dict[Extent, str] = {}
     with ValueReader(0) as reader:
         for key, value in ordered:
+            first = copies.setdefault(value, key)
+            if first != key:
+                writer.copy_entry(key, first)
+                continue
             try:
                 data = bytes(reader.read(value))
             except OSError as error:
@@ -258,6 +267,7 @@ def _copy(values: Mapping[str, Extent], writer: DatabaseWriter) -> None:
                 len(data),
                 ends_in_checksum=True,
             )
+    return sum(value.length for value in copies)
 
 
 def _damaged(key: str, value: Extent, what: str) -> CorruptionError:

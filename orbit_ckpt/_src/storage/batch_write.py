@@ -35,7 +35,13 @@ from orbit_ckpt._src.storage.part_write import (
     parts_in_groups,
     write_parts,
 )
-from orbit_ckpt._src.storage.reuse import TiedArray, without_known, without_tied, write_tied
+from orbit_ckpt._src.storage.reuse import (
+    TiedArray,
+    report_unwritten,
+    without_known,
+    without_tied,
+    write_tied,
+)
 from orbit_ckpt._src.storage.small_write import (
     SmallArray,
     WholeArrays,
@@ -164,8 +170,11 @@ class BatchWriter:
             incremental = await asyncio.to_thread(self.open_base)
             tied: list[TiedArray] = []
             if isinstance(writer, DatabaseWriter) and self._tied:
-                writes, tied = without_tied(writes, self._tied)
-            await _write(writes, small, writer, options, self.progress, incremental, tied)
+                pending, tied = without_tied(writes, self._tied)
+            else:
+                pending = writes
+            await _write(pending, small, writer, options, self.progress, incremental, tied)
+            report_unwritten(writes, pending, self.progress)
             self.record = writer.record if isinstance(writer, DatabaseWriter) else None
             self.reused = incremental.reused if incremental is not None else ReusedBytes()
         except (ValueError, OSError) as error:
@@ -251,6 +260,7 @@ async def _write(
         if incremental is not None:
             new = [without_known(write, incremental) for write in writes]
         await write_all(new)
+        report_unwritten(writes, new, progress)
         if incremental is not None and isinstance(writer, DatabaseWriter):
             is_intact = await loop.run_in_executor(pool, incremental.refer, writer)
             if not is_intact:

@@ -6,9 +6,30 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.storage.incremental import IncrementalWrite
 from orbit_ckpt._src.storage.part_write import ArrayWrite
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
+
+
+def report_unwritten(
+    before: Sequence[ArrayWrite], after: Sequence[ArrayWrite], progress: ProgressCounter
+) -> None:
+    """Report arrays as written whose data a save leaves out.
+
+    Args:
+        before: All arrays.
+        after: The same ones, some without data.
+        progress: Counts what is written.
+    """
+    for whole, rest in zip(before, after, strict=True):
+        if not whole.shards or rest.shards:
+            continue
+        for shard in whole.shards:
+            if shard.watch is not None:
+                shard.watch.begin_write()
+                shard.watch.written(shard.region.size)
+        progress.add(1, sum(shard.nbytes for shard in whole.shards))
 
 
 def without_known(write: ArrayWrite, incremental: IncrementalWrite) -> ArrayWrite:
