@@ -7,9 +7,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.errors import TreeMismatchError
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.type_handlers import ArrayHandler, create_type_handler_registry
 from tests.incremental.test_incremental import new_bytes, noise
@@ -53,3 +55,44 @@ def test_every_leaf_that_is_not_written_is_reported_as_written(
                 events = [line.split()[0] for line in log.lines if f"'{name}'" in line]
                 assert sorted(events) == ["transfer", "transferred", "write", "written"], name
                 assert events.index("write") < events.index("written")
+
+
+@pytest.mark.parametrize("kind", ["jax", "sharded", "numpy", "keys"])
+def test_arrays_that_the_target_ties_are_one(kind: str, tmp_path: Path) -> None:
+    values = {
+        "jax": jnp.asarray(noise(64, 64)),
+        "sharded": put(noise(64, 64), "x", x=8),
+        "numpy": noise(64, 64),
+        "keys": jax.random.split(jax.random.key(1), 8),
+    }
+    tied = values[kind]
+    state = {"embed": tied, "head": {"kernel": tied}, "other": values["jax"] + 1}
+    ocp.save(tmp_path / "a", state)
+    found = ocp.load(tmp_path / "a", state, tied=True)
+    assert found["embed"] is found["head"]["kernel"]
+    expect_same(found, state)
+    apart = ocp.load(tmp_path / "a", state)
+    assert apart["embed"] is not apart["head"]["kernel"]
+    expect_same(apart, state)
+
+
+def test_arrays_of_other_values_are_never_tied(tmp_path: Path) -> None:
+    one = np.zeros((64, 64), np.float32)
+    ocp.save(tmp_path / "a", {"embed": one, "head": -one})
+    with pytest.raises(TreeMismatchError, match="head: one array with embed in the target"):
+        ocp.load(tmp_path / "a", {"embed": one, "head": one}, tied=True)
+    with pytest.raises(ValueError, match="needs a target"):
+        ocp.load(tmp_path / "a", tied=True)
+    shape = jax.ShapeDtypeStruct(one.shape, one.dtype)
+    found = ocp.load(tmp_path / "a", {"embed": shape, "head": shape}, tied=True)
+    assert np.signbit(found["head"]).all()
+    assert not np.signbit(found["embed"]).any()
+
+
+def test_a_run_restores_tied_arrays(tmp_path: Path) -> None:
+    tied = jnp.asarray(noise(64, 64))
+    state = {"embed": tied, "head": tied}
+    with ocp.CheckpointManager(tmp_path / "run") as run:
+        run.save(0, state)
+        found = run.restore(0, items=state, tied=True)
+    assert found["embed"] is found["head"]

@@ -233,6 +233,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     report: bool = False,
     lazy: bool = False,
     share_reads: bool = False,
+    tied: bool = False,
     reader: Format | None = None,
     memory_limit: int | None = None,
     progress: bool | Progress | None = None,
@@ -281,6 +282,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             read pieces of it and send them to one another over the devices' network, so that it is
             read from storage once. All processes with devices in the mesh must load the same
             leaves. It pays where that network is faster than the storage.
+        tied: Whether arrays that are one object in the target, such as tied embeddings, are one in
+            the result, with one buffer. Each is read; they must be equal, bit for bit.
         reader: The format to read, which may have its own options, such as those of
             `orbit_ckpt.t5x`; None detects it.
         memory_limit: Most bytes of host memory, besides the result, for data being read, cast or
@@ -317,6 +320,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         map_leaf=map_leaf,
         lazy=lazy,
         share_reads=share_reads,
+        tied=tied,
         reader=reader,
     )
     trees = _within(memory_limit)

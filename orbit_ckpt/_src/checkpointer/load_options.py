@@ -68,6 +68,7 @@ class LoadOptions(PlanOptions, total=False):
     map_leaf: Callable[[Any, str], object] | None
     lazy: bool
     share_reads: bool
+    tied: bool
     progress: bool | Progress | None
 
 
@@ -95,12 +96,11 @@ def restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpti
     check_tree("fallback", fallback, instead="a tree with the leaves that may be missing")
     check_patterns({name: options.get(name) for name in ("only", "skip")})
     check_rules(options.get("transforms", ()))
-    if "strict" in options:
-        options["strict"] = as_flag("strict", options["strict"])
-    if "lazy" in options:
-        options["lazy"] = as_flag("lazy", options["lazy"])
-    if "share_reads" in options:
-        options["share_reads"] = as_flag("share_reads", options["share_reads"])
+    for name in ("strict", "lazy", "share_reads", "tied"):
+        if name in options:
+            options[name] = as_flag(name, options[name])
+    if options.get("tied") and like is None:
+        raise ValueError("tied=True needs a target, like=, whose arrays are tied.")
     check_callable("map_leaf", options.get("map_leaf"), "Give one that takes a leaf and its name.")
     for name, values in _CHOICES.items():
         value: object = options.get(name, values[0])

@@ -85,6 +85,7 @@ class RestoreOptions(Struct, frozen=True):
         sharding_rules: Shardings of JAX arrays by patterns; the first match counts, and one must
             match.
         map_leaf: Called with every restored leaf and its name; its result replaces the leaf.
+        tied: Whether arrays that are one object in a typed target are one in the result.
         strict: Whether a typed target's shapes must be the stored ones.
         transforms: Rules that transform leaves during the restore.
         legacy: The same in Orbax's forms, which need a target; not with `transforms`.
@@ -107,6 +108,7 @@ class RestoreOptions(Struct, frozen=True):
     cast_rules: PatternMap[object] = field(default_factory=dict[Pattern, object])
     sharding_rules: PatternMap[jax.sharding.Sharding] | None = None
     map_leaf: Callable[[object, str], object] | None = None
+    tied: bool = False
     strict: bool = True
     transforms: Sequence[Rule] = ()
     legacy: LegacyRules | LegacyFunction | None = None

@@ -40,6 +40,7 @@ from orbit_ckpt._src.pytree.restore.patterns import (
     shardings_of,
 )
 from orbit_ckpt._src.pytree.restore.target import Args, RestoreOptions, requested_args
+from orbit_ckpt._src.pytree.restore.tie import tie_leaves
 from orbit_ckpt._src.pytree.restore.transformed import (
     LegacyFunction,
     TransformedTree,
@@ -202,6 +203,8 @@ async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object
     if options.map_leaf is not None:
         values = {names: _mapped(options.map_leaf, names, v) for names, v in values.items()}
     values |= {names: _filled(resolved, names, v) for names, v in resolved.alignment.filled.items()}
+    if target is not None and options.tied:
+        values = tie_leaves(target, values, options.hints)
     if target is None and options.is_whole:
         return rebuild(resolved.stored.source, values, rich_types=rich_types)
     if target is None:
