@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint
 import pytest
 
 import orbit_ckpt as ocp
@@ -55,6 +56,34 @@ def test_every_leaf_that_is_not_written_is_reported_as_written(
                 events = [line.split()[0] for line in log.lines if f"'{name}'" in line]
                 assert sorted(events) == ["transfer", "transferred", "write", "written"], name
                 assert events.index("write") < events.index("written")
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+@pytest.mark.parametrize("kind", ["jax", "sharded", "numpy"])
+def test_equal_arrays_of_an_incremental_save_are_stored_once(kind: str, tmp_path: Path) -> None:
+    value = noise(512, 512)
+    make = {
+        "jax": lambda array: jnp.asarray(array) + 0,
+        "sharded": lambda array: put(array, "x", x=8),
+        "numpy": np.copy,
+    }[kind]
+    state = {
+        "mu": make(value),
+        "nu": make(value),
+        "other": make(-value),
+        "bits": make(value.view(np.int32)),
+    }
+    ocp.save_async(tmp_path / "0", state, base=tmp_path / "none").result()
+    assert new_bytes(tmp_path / "0") < 3.1 * value.nbytes  # another dtype is stored apart
+    changed = {**state, "nu": make(value * 2), "bits": make(value.view(np.int32) + 1)}
+    ocp.save_async(tmp_path / "1", changed, base=tmp_path / "0").result()
+    assert new_bytes(tmp_path / "1", tmp_path / "0") < 2.1 * value.nbytes
+    expect_same(ocp.load(tmp_path / "0"), state)
+    assert ocp.verify(tmp_path / "0").is_intact
+    with orbax.checkpoint.Checkpointer(orbax.checkpoint.PyTreeCheckpointHandler()) as reader:
+        jax.tree.map(np.testing.assert_array_equal, reader.restore(tmp_path / "0"), state)
+    shutil.rmtree(tmp_path / "0")
+    expect_same(ocp.load(tmp_path / "1"), changed)
 
 
 @pytest.mark.parametrize("kind", ["jax", "sharded", "numpy", "keys"])

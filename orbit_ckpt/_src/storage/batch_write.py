@@ -290,6 +290,8 @@ def _finish(
     if not isinstance(writer, DatabaseWriter):
         writer.close()
         return
+    if incremental is not None:
+        incremental.refer_to_equal(writer)
     write_tied(tied, writer, incremental)
     writer.close()
     if incremental is not None:

@@ -24,6 +24,9 @@ from orbit_ckpt._src.storage.zarr import ZarrArray
 
 _logger = logging.getLogger(__name__)
 
+_MIN_EQUAL_BYTES = 1 << 16
+"""Smaller chunks are written as often as they occur."""
+
 
 class ReusedBytes(Struct, frozen=True):
     """How much of an incremental save is what its base holds.
@@ -153,6 +156,8 @@ class IncrementalWrite:
         self._base: BaseDatabase | None = None
         self._written: DatabaseWriter | None = None  # once the base step is found to be damaged
         self._digests: dict[bytes, bytes] = {}
+        self._first: dict[tuple[object, ...], str] = {}  # by digest and form, the chunk written
+        self._equal: dict[str, str] = {}  # by key, the chunk written instead
         if base.path is None:
             return
         try:
@@ -198,7 +203,7 @@ class IncrementalWrite:
         key: str,
         pieces: Iterable[Buffer],
     ) -> bool:
-        """Return whether a chunk need not be written, because the base step holds it.
+        """Return whether a chunk need not be written: the base step holds it, or it is another one.
 
         Args:
             name: Storage name of its array.
@@ -210,10 +215,21 @@ class IncrementalWrite:
         if self._written is not None and self._written.has(key):
             return True
         digest = self._digests[key.encode()] = digest_of(pieces)
-        base = self._base
-        if base is None or not base.has_document(join_key(name, layout.document_name), document):
+        base, document_key = self._base, join_key(name, layout.document_name)
+        has_array = base is not None and base.has_document(document_key, document)
+        if base is not None and has_array and base.keep(key, layout, digest):
+            return True
+        return self._is_equal_to_other(key, layout, digest)
+
+    def _is_equal_to_other(self, key: str, layout: ZarrArray, digest: bytes) -> bool:
+        """Return whether the save writes another chunk of the same bytes."""
+        if self.may_change or layout.chunk_nbytes < _MIN_EQUAL_BYTES:
             return False
-        return base.keep(key, layout, digest)
+        stored_as = (layout.zarr_format, layout.dtype, layout.compression, layout.has_frames)
+        first = self._first.setdefault((digest, layout.chunk_nbytes, *stored_as), key)
+        if first != key:
+            self._equal[key] = first
+        return first != key
 
     def are_stored(self, small: Sequence[SmallChunk]) -> list[bool]:
         """Return for small chunks whether each need not be written."""
@@ -266,6 +282,11 @@ class IncrementalWrite:
             self._base, self._written = None, writer
             return False
         return True
+
+    def refer_to_equal(self, writer: DatabaseWriter) -> None:
+        """Add the chunks that are equal to others, once those are written."""
+        for key, first in self._equal.items():
+            writer.copy_entry(key, first)
 
     def write_digests(self, writer: DatabaseWriter) -> None:
         """Write the digests beside the database, which is complete."""
