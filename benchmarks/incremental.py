@@ -2,18 +2,25 @@
 
 A run of which most is frozen, as with LoRA, and one in which everything changes. Saves of each kind
 alternate in one process; the minimum of several rounds is printed.
+
+With `--steps 10` nothing is timed: it prints the bytes that each of so many steps adds, restores
+each with Orbax after all others were deleted, and lists a checkpoint with tied embeddings.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 import orbit_ckpt as ocp
 
@@ -28,20 +35,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.incremental")
     parser.add_argument("--megabytes", type=int, default=2048, help="Size of the frozen arrays.")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--steps", type=int, default=None, help="Only count and check so many steps."
+    )
+    parser.add_argument("--tied-megabytes", type=int, default=400, help="Size of the embedding.")
     parser.add_argument("--directory", type=Path, default=None)
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=args.directory))
     try:
-        _run(root, args.megabytes << 20, args.rounds)
+        if args.steps is None:
+            _run(root, args.megabytes << 20, args.rounds)
+        else:
+            _count(root, args.megabytes << 20, args.steps)
+            _list_tied(root / "tied", args.tied_megabytes << 20)
     finally:
         shutil.rmtree(root)
 
 
 def _run(root: Path, nbytes: int, rounds: int) -> None:
-    rows = nbytes // _LAYERS // 4 // 4096
-    make = jax.jit(lambda key: jax.random.normal(key, (rows, 4096)))
-    frozen = [make(jax.random.key(i)) for i in range(_LAYERS)]
-    trained = [jax.random.normal(jax.random.key(i), (_RANK, 8192)) for i in range(_LAYERS)]
+    frozen, trained = _arrays(nbytes)
     through = jax.jit(lambda leaves: [leaf + 0 for leaf in leaves])
     state: Tree = {"frozen": frozen, "trained": trained}
     save = ocp.CheckpointManagerOptions(incremental=True, max_to_keep=2, full_every=None)
@@ -74,7 +86,8 @@ def _run(root: Path, nbytes: int, rounds: int) -> None:
                 manager.wait_until_finished()
                 seconds = time.perf_counter() - wall, time.process_time() - cpu
                 if step:
-                    written = _new_bytes(manager.directory / str(step), manager.directory)
+                    place = manager.directory / str(step)
+                    written = _new_bytes(place, [p for p in place.parent.iterdir() if p != place])
                     found[kind].append((*seconds, written))
     size = sum(leaf.nbytes for leaf in trained)
     print(f"{nbytes / 2**20:,.0f} MiB frozen, {size / 2**20:,.0f} MiB trained, {rounds} rounds\n")
@@ -87,9 +100,69 @@ def _run(root: Path, nbytes: int, rounds: int) -> None:
         print(f"| {kind} | {wall:.3f} s | {cpu:.3f} s | 1/{whole / wall:.1f} | {written:,.3f} |")
 
 
-def _new_bytes(step: Path, run: Path) -> int:
-    """Return the bytes of the files of a step that are in no other step of its run."""
-    others = [path for path in run.iterdir() if path != step]
+def _arrays(nbytes: int) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return frozen arrays of a size together, and the trained ones."""
+    rows = nbytes // _LAYERS // 4 // 4096
+    make = jax.jit(lambda key: jax.random.normal(key, (rows, 4096)))
+    frozen = [make(jax.random.key(i)) for i in range(_LAYERS)]
+    trained = [jax.random.normal(jax.random.key(i), (_RANK, 8192)) for i in range(_LAYERS)]
+    return frozen, trained
+
+
+def _count(root: Path, nbytes: int, steps: int) -> None:
+    """Print the bytes that each step adds, then restore each step alone with Orbax."""
+    frozen, trained = _arrays(nbytes)
+    size = sum(leaf.nbytes for leaf in trained)
+    through = jax.jit(lambda leaves: [leaf + 0 for leaf in leaves])
+    options = ocp.CheckpointManagerOptions(incremental=True, full_every=None)
+    kinds: dict[str, Callable[[], list[jax.Array]]] = {
+        "the same objects": lambda: frozen,
+        "passed through jit": lambda: through(frozen),
+    }
+    for kind, leaves in kinds.items():
+        path = root / kind.replace(" ", "-")
+        with ocp.CheckpointManager(path, options=options) as run:
+            for step in range(steps):
+                state: Tree = {"frozen": leaves(), "trained": [leaf + step for leaf in trained]}
+                run.save(step, args=ocp.args.StandardSave(state))
+                run.wait_until_finished()
+        paths = [path / f"{step}" for step in range(steps)]
+        new = [_new_bytes(paths[step], paths[:step]) for step in range(steps)]
+        later = ", ".join(f"{found / size:.3f}" for found in new[1:])
+        print(f"{kind}: {new[0]:,} bytes first, then of the trained bytes: {later}")
+        for step in range(steps):
+            alone = root / "alone" / f"{step}"
+            shutil.copytree(paths[step], alone, copy_function=os.link)
+            hidden = path.rename(root / "hidden")  # the other steps do not exist for Orbax
+            state = {"frozen": frozen, "trained": [leaf + step for leaf in trained]}
+            _restore_with_orbax(next(alone.glob("*/manifest.ocdbt")).parent, state)
+            hidden.rename(path)
+            shutil.rmtree(alone)
+        shutil.rmtree(path)
+        print(f"{kind}: Orbax restored each of {steps} steps without the others")
+
+
+def _restore_with_orbax(path: Path, state: Tree) -> None:
+    """Restore a step, and compare it bit for bit."""
+    import orbax.checkpoint  # noqa: PLC0415 - takes seconds
+
+    with orbax.checkpoint.StandardCheckpointer() as reader:
+        found = reader.restore(path, jax.eval_shape(lambda: state))
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+
+
+def _list_tied(path: Path, nbytes: int) -> None:
+    """Save a tree with tied embeddings, and list it."""
+    embedding = jax.random.normal(jax.random.key(0), (nbytes // 4 // 4096, 4096))
+    ocp.save(path, {"embed": embedding, "head": {"kernel": embedding}, "bias": embedding[0]})
+    print(f"{embedding.nbytes:,} bytes twice, stored in {_new_bytes(path, []):,}")
+    for command in ("ls", "tree", "du"):
+        print(f"$ orbit-ckpt {command} {path.name}")
+        subprocess.run([sys.executable, "-m", "orbit_ckpt.cli", command, path], check=True)
+
+
+def _new_bytes(step: Path, others: Sequence[Path]) -> int:
+    """Return the bytes of the files of a step that are in none of others."""
     known = {f.stat().st_ino for path in others for f in path.rglob("*") if f.is_file()}
     files = [file.stat() for file in step.rglob("*") if file.is_file()]
     return sum(status.st_size for status in files if status.st_ino not in known)
