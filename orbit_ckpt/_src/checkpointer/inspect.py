@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from functools import partial
 
 from orbit_ckpt._src.errors import StepNotFoundError
@@ -13,6 +14,7 @@ from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.pytree.describe import describe_tree
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
+from orbit_ckpt._src.runtime.jobs import check_executor
 from orbit_ckpt._src.runtime.read_count import counting_reads
 from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.storage.directories import directory_of
@@ -68,6 +70,7 @@ def diff(
     max_bytes: int = _MAX_BYTES,
     reader: Format | tuple[Format | None, Format | None] | None = None,
     progress: bool | Progress | None = None,
+    executor: Executor | None = None,
 ) -> CheckpointDiff:
     """Compare two saved pytrees without using a device.
 
@@ -83,6 +86,8 @@ def diff(
         max_bytes: Approximate number of bytes of values, of both together, to hold at once.
         reader: The format to read, as for `load`, or one for each.
         progress: As for `save`, with the bytes of values read from both checkpoints.
+        executor: Where to read and compare the values of arrays, as for `verify`; the result is
+            the same as without one.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -98,13 +103,14 @@ def diff(
         {'w': 'values'}
     """
     check_int("max_bytes", max_bytes, least=1)
-
+    check_executor(executor)
     compare = partial(
         compare_checkpoints,
         registry=GLOBAL_TYPE_HANDLER_REGISTRY,
         values=as_flag("values", values),
         max_bytes=max_bytes,
         readers=reader if isinstance(reader, tuple) else (reader, reader),
+        executor=executor,
     )
     with (
         reporting(progress, "Comparing") as report,

@@ -88,6 +88,7 @@ STATS = LazyCommand(
     ONLY,
     flag("--fail-on-nan", "Exit with 1 if there is a NaN or an infinity."),
     MEMORY,
+    *WORKERS,
     READER,
     JSON,
     text="""Print statistics of every leaf.
@@ -113,6 +114,7 @@ DIFF = LazyCommand(
     ),
     Option(["--atol"], type=FloatRange(min=0), default=0.0, help="See --rtol.", metavar="X"),
     flag("everything --all", "Print all lines instead of twenty per section."),
+    *WORKERS,
     READER,
     JSON,
     text="""Compare two checkpoints; exit with 1 if they differ.

@@ -9,6 +9,7 @@ from functools import partial
 import click
 
 from orbit_ckpt._src.arrays.compare import Comparison
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, human_number, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.tables import print_table
@@ -33,6 +34,8 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
     rtol: float,
     atol: float,
     everything: bool,
+    workers: int | None,
+    dask: str | None,
     reader: str | None,
     as_json: bool,
 ) -> None:
@@ -40,7 +43,7 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
     known = parse_reader(reader)
     first, second = (find_checkpoint(path, reader=known) for path in (a, b))
     damage: dict[NamePath, CorruptionError] = {}
-    with progress_bar("Comparing") as progress:
+    with open_executor(workers, dask) as executor, progress_bar("Comparing") as progress:
         compare = partial(
             compare_checkpoints,
             registry=GLOBAL_TYPE_HANDLER_REGISTRY,
@@ -52,6 +55,7 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
             progress=progress,
             digests=True,
             damage=damage,
+            executor=executor,
         )
         found = read_consistently([first, second], compare)
     errors = list(damage.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import cast
 
@@ -11,9 +11,11 @@ import click
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, storable
-from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
 from orbit_ckpt._src.checkpointer.api import load
+from orbit_ckpt._src.cli.distributed_statistics import measure_leaves
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_not_finite
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.output import echo, human_number, print_json
@@ -23,8 +25,9 @@ from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.progress import progress_bar
+from orbit_ckpt._src.runtime.loop import run_sync
+from orbit_ckpt._src.storage.measured import ChunkToMeasure, chunk_blocks
 from orbit_ckpt._src.storage.path import PathLike
-from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import NamePath
@@ -94,36 +97,26 @@ def blocks_of(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
         yield from _blocks(leaf, chunk, max_bytes)
 
 
-def _chunks(leaf: LazyLeaf) -> Iterator[Region]:
-    """Yield the boxes of an array's chunks; the last ones may exceed the array."""
-    shape = leaf.read.layout.chunk_shape
-    for index in chunk_indices(whole(leaf.shape), shape):
-        yield chunk_region(index, shape)
+def _chunks(leaf: LazyLeaf) -> Iterator[ChunkToMeasure]:
+    """Yield the chunks of an array."""
+    read = leaf.read
+    for index in chunk_indices(whole(leaf.shape), read.layout.chunk_shape):
+        yield ChunkToMeasure(read, index, leaf.logical)
 
 
-def _blocks(leaf: LazyLeaf, chunk: Region, max_bytes: int) -> Iterator[HostArray]:
+def _blocks(leaf: LazyLeaf, chunk: ChunkToMeasure, max_bytes: int) -> Iterator[HostArray]:
     """Yield the values of one chunk in blocks, reading it once."""
-    layout = leaf.read.layout
-    reader = load_batch_of(leaf.info).reader
-    region = whole(leaf.shape).intersect(chunk)
-    if region is None:
-        return
-    if region == chunk or layout.chunk_nbytes <= max_bytes or not reader.can_stream(layout):
-        yield from leaf.blocks(region, max_bytes)
-        return
-    # a chunk that exceeds the array and the limit: stream through it once
-    elements = max(1, max_bytes // layout.dtype.itemsize)
     with leaf.directory.reading(leaf.info.label):
-        stream = RegionStream(reader, leaf.read)
-        for part in split_by_rows(region, (1,) * len(region.shape), elements):
-            yield stream.next(part).view(leaf.logical)
+        yield from chunk_blocks(load_batch_of(leaf.info).reader, chunk, max_bytes)
 
 
-def stats(
+def stats(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     only: Sequence[str],
     fail_on_nan: bool,
     memory: int,
+    workers: int | None,
+    dask: str | None,
     reader: str | None,
     as_json: bool,
 ) -> None:
@@ -135,8 +128,16 @@ def stats(
     root = find_checkpoint(path, reader=known)
     leaves = list_leaves(root, only, known)
     damage: dict[NamePath, list[CorruptionError]] = {}
-    with progress_bar("Reading") as progress:
-        found = measure_all(root, leaves, memory * 10**6, progress, reader=known, damage=damage)
+    with open_executor(workers, dask) as executor, progress_bar("Reading") as progress:
+        found = measure_all(
+            root,
+            leaves,
+            memory * 10**6,
+            progress,
+            reader=known,
+            damage=damage,
+            executor=executor,
+        )
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
     if bad or not (only or damage):
         record_not_finite(root, len(bad))
@@ -194,6 +195,7 @@ def measure_all(
     *,
     reader: Format | None = None,
     damage: dict[NamePath, list[CorruptionError]] | None = None,
+    executor: Executor | None = None,
 ) -> dict[NamePath, ArrayStatistics | None]:
     """Return the statistics of leaves by keys.
 
@@ -205,10 +207,13 @@ def measure_all(
         reader: The format to read, None to detect it.
         damage: Receives the errors of damaged chunks, which the statistics then leave out; without
             it the first one is raised.
+        executor: Where to read and measure; None for threads of this process.
     """
     values = open_leaves(path, reader)
     block = max(1, max_bytes // (_THREADS * COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
+    if executor is not None:
+        return _measure_there(values, leaves, block, executor, progress, damage)
     done = 0
     lock, stopped = Lock(), Event()
 
@@ -239,6 +244,41 @@ def measure_all(
                 damage.update((keys, errors) for keys, errors in found.items() if errors)
             stopped.set()  # after an error or an interrupt the other threads end soon
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _measure_there(
+    values: Mapping[NamePath, object],
+    leaves: Sequence[Leaf],
+    block: int,
+    executor: Executor,
+    progress: Callable[[int, int], None],
+    damage: dict[NamePath, list[CorruptionError]] | None,
+) -> dict[NamePath, ArrayStatistics | None]:
+    total = sum(leaf.nbytes for leaf in leaves)
+    done = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(done, total)
+
+    stored = {
+        leaf.keys: value.leaf
+        for leaf in leaves
+        if isinstance(value := values[leaf.keys], LazyArray) and value.leaf.key_impl is None
+    }
+    measured = run_sync(measure_leaves(stored, executor, max_bytes=block, advance=advance))
+    found: dict[NamePath, ArrayStatistics | None] = {}
+    for leaf in leaves:
+        if leaf.keys not in measured:
+            found[leaf.keys] = statistics_of(values[leaf.keys], block, advance)
+            continue
+        found[leaf.keys], errors = measured[leaf.keys]
+        if errors and damage is None:
+            raise errors[0]
+        if errors and damage is not None:
+            damage[leaf.keys] = errors
+    return found
 
 
 def statistics_fields(found: ArrayStatistics | None) -> dict[str, object]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import BrokenExecutor, Executor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar, cast
 
 from orbit_ckpt._src.errors import WorkerLostError
 from orbit_ckpt._src.runtime.checks import check_methods
@@ -25,7 +26,19 @@ _IN_FLIGHT = 1024
 """Units submitted at once: more than workers, few enough to hold."""
 
 U = TypeVar("U")
+K = TypeVar("K")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[K]):
+    """Work that only this process can do, in its place among the units.
+
+    Attributes:
+        work: The work.
+    """
+
+    work: K
 
 
 def check_executor(executor: object) -> None:
@@ -47,8 +60,9 @@ def check_executor(executor: object) -> None:
 async def run_units(
     executor: Executor,
     function: Callable[[U], R],
-    units: Iterable[U],
+    units: Iterable[U | Kept[K]],
     *,
+    here: Callable[[K], Coroutine[object, object, R]] | None = None,
     finished: Callable[[U, R], object] | None = None,
 ) -> list[R]:
     """Run a function on units in an executor's workers; return its results in order.
@@ -59,6 +73,7 @@ async def run_units(
         executor: Runs them.
         function: A function of a module, which takes one unit.
         units: The units; they are taken as workers get free.
+        here: Does the work that is kept.
         finished: Called with each unit and its result as it arrives, in no particular order.
 
     Raises:
@@ -70,6 +85,11 @@ async def run_units(
 
     def begin(count: int) -> None:
         for unit in islice(source, count):
+            if isinstance(unit, Kept):
+                assert here is not None  # noqa: S101 - units are kept for it
+                kept = cast(Kept[K], unit)
+                flying.append(asyncio.ensure_future(here(kept.work)))
+                continue
             future = asyncio.wrap_future(executor.submit(function, unit))
             flying.append(future)
             if finished is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct, structs
 from typing_extensions import override
@@ -69,6 +71,18 @@ class ChunkLocator:
         is_away = isinstance(value, Extent) and not is_shared(value.file)
         return None if is_away else value
 
+    def split(
+        self, chunks: Sequence[tuple[ArrayRead, Shape]]
+    ) -> Iterator[tuple[LocatedChunks | None, range]]:
+        """Yield ranges of consecutive chunks, located or None for those to be read here."""
+        found = [self.find(read, index) for read, index in chunks]
+        start = 0
+        for is_found, group in itertools.groupby(found, lambda value: value is not None):
+            part = range(start, start + len(list(group)))
+            start = part.stop
+            places = [(*chunks[i], cast(Value, found[i])) for i in part]
+            yield (self.pack(places) if is_found else None), part
+
     def pack(self, chunks: Iterable[tuple[ArrayRead, Shape, Value]]) -> LocatedChunks:
         """Return chunks that were found, with what is needed to read them."""
         reader = self._reader
@@ -89,8 +103,8 @@ class ChunkLocator:
 
     def _can_share(self, read: ArrayRead) -> bool:
         store = self._reader.store
-        if not store.places_chunks(read.name):
-            return False
+        if not store.places_chunks(read.name) or self._reader.sums.knows(read):
+            return False  # a checksum of the array is compared where all of it is read
         if self._reader.can_stream(read.layout):
             return True
         if read.name not in self._specs:

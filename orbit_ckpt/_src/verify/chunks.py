@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 
 from orbit_ckpt._src.arrays.slices import Shape, chunk_indices, whole
-from orbit_ckpt._src.runtime.jobs import UNIT_BYTES, run_units
+from orbit_ckpt._src.runtime.jobs import UNIT_BYTES, Kept, run_units
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader, ChunkCheck
@@ -78,57 +78,39 @@ class ChunkChecks:
     async def _check_there(self, chunks: Iterator[_Chunk], executor: Executor) -> list[ChunkCheck]:
         """Check chunks in workers, and those that only this process can read here."""
         locator = ChunkLocator(self._reader)
-        results: list[ChunkCheck | None] = []
-        sent: list[int] = []
-        kept: list[tuple[int, _Chunk]] = []
-        """Positions in `results` of units, and of chunks that are checked here."""
 
-        def units() -> Iterator[ChunkUnit]:
+        def units() -> Iterator[ChunkUnit | Kept[_Chunk]]:
             for group in _groups(chunks, UNIT_BYTES, _UNIT_CHUNKS):
-                for part in self._split(group, locator):
-                    if isinstance(part, ChunkUnit):
-                        sent.append(len(results))
-                        yield part
-                    else:
-                        kept.append((len(results), part))
-                    results.append(None)
+                yield from self._split(group, locator)
+
+        async def check_one(chunk: _Chunk) -> ChunkCheck:
+            return await self._check_here([chunk])
 
         def finished(unit: ChunkUnit, found: ChunkCheck) -> None:
             self._count(found, len(unit.chunks))
 
-        for position, found in zip(
-            sent, await run_units(executor, check_unit, units(), finished=finished), strict=True
-        ):
-            results[position] = found
-        here = await run_all(self._check_here([chunk]) for _, chunk in kept)
-        for (position, _), found in zip(kept, here, strict=True):
-            results[position] = found
-        return [found for found in results if found is not None]
+        return await run_units(executor, check_unit, units(), here=check_one, finished=finished)
 
     def _split(
         self, group: Sequence[_Chunk], locator: ChunkLocator
-    ) -> Iterator[ChunkUnit | _Chunk]:
+    ) -> Iterator[ChunkUnit | Kept[_Chunk]]:
         """Yield units of consecutive chunks, and between them chunks to check here."""
-        unit: list[tuple[ArrayRead, Shape, Value]] = []
-        for read, index in group:
-            value = locator.find(read, index)
-            if value is None:
-                yield from self._unit_of(unit, locator)
-                unit = []
-                yield read, index
-            elif self._can_skip(read, read.layout.chunk_key(read.name, index), value):
-                self._findings.chunks += 1
+        new = [chunk for chunk in group if not self._is_done(chunk, locator)]
+        self._findings.chunks += len(group) - len(new)
+        portable = {read.name: for_other_process(read) for read, _ in new}
+        at = [(portable[read.name], index) for read, index in new]
+        for located, part in locator.split(at):
+            if located is None:
+                yield from map(Kept, new[part.start : part.stop])
             else:
-                unit.append((read, index, value))
-        yield from self._unit_of(unit, locator)
+                yield ChunkUnit(located, at[part.start : part.stop], self._block)
 
-    def _unit_of(
-        self, chunks: Sequence[tuple[ArrayRead, Shape, Value]], locator: ChunkLocator
-    ) -> Iterator[ChunkUnit]:
-        if chunks:
-            portable = {read.name: for_other_process(read) for read, _, _ in chunks}
-            at = [(portable[read.name], index) for read, index, _ in chunks]
-            yield ChunkUnit(locator.pack(chunks), at, self._block)
+    def _is_done(self, chunk: _Chunk, locator: ChunkLocator) -> bool:
+        """Return whether a chunk can be skipped; one that is checked here is asked again."""
+        read, index = chunk
+        value = locator.find(read, index)
+        key = read.layout.chunk_key(read.name, index)
+        return value is not None and self._can_skip(read, key, value)
 
     def _can_skip(self, read: ArrayRead, name: str, value: Value) -> bool:
         if self._is_known(value):

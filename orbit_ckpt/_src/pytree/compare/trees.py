@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
     progress: Callable[[int, int], object] | None = None,
     damage: dict[NamePath, CorruptionError] | None = None,
     digests: bool = False,
+    executor: Executor | None = None,
 ) -> CheckpointDiff:
     """Compare the trees of two checkpoints.
 
@@ -76,6 +78,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
         progress: Called with the bytes of values compared so far and their total.
         digests: Whether to compare values by digests where both checkpoints have some.
         damage: Receives the errors of damaged leaves by name, which then do not end the comparison.
+        executor: Where to read and compare the values of arrays; None for threads of this process.
 
     Raises:
         CheckpointNotFoundError: One contains no tree.
@@ -92,7 +95,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
     found: dict[NamePath, ValueChange] = {}
     by_digest, tiny = ({}, []) if values or not digests else _by_digest(first, second, common)
     if values or tiny:
-        asked = (how, progress, damage)
+        asked = (how, progress, damage, executor)
         found = await _compare_values(first, second, tiny or common, max_bytes, asked)
     changed = _changed_containers(first, second)
     for names in common:
@@ -301,7 +304,7 @@ def _by_digest(
 
 
 async def _compare_values(
-    a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int, asked: tuple[Any, Any, Any]
+    a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int, asked: tuple[Any, ...]
 ) -> dict[NamePath, ValueChange]:
     # both import JAX, which comparing metadata does not need
     from orbit_ckpt._src.pytree.compare.values import (  # noqa: PLC0415

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import cast
 
 import jax
@@ -30,13 +31,16 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, stora
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.schema import LeafRecord
+from orbit_ckpt._src.pytree.compare.distributed import DistributedComparison
 from orbit_ckpt._src.pytree.compare.report import naming_checkpoint
+from orbit_ckpt._src.pytree.compare.units import PairForm, PartToCompare
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.read_count import current_read_count
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.located import for_other_process
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.flatten import is_leaf_node
@@ -73,11 +77,13 @@ class Requests(Struct, frozen=True):
         how: Tolerance, and what else to compute.
         progress: Called with the bytes compared so far and their total.
         damage: Receives the errors of damaged leaves by name, which then do not end the comparison.
+        executor: Where to read and compare arrays; None for threads of this process.
     """
 
     how: Comparison = EXACT
     progress: Callable[[int, int], object] | None = None
     damage: dict[NamePath, CorruptionError] | None = None
+    executor: Executor | None = None
 
 
 async def compare_leaves(
@@ -121,22 +127,67 @@ async def compare_leaves(
             arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes, requests.how))
     found = await _compare_objects(a, b, objects, requests)
     done, total = 0, sum(pair.nbytes for pair in arrays)
-    streamed = [pair for pair in arrays if pair.block is None]
-    parts = _parts((pair for pair in arrays if pair.block is not None), window_bytes)
-    for window, _ in batched(parts, _nbytes, window_bytes):
-        for part, change in await _compare_intact(a, b, window, requests.damage):
-            known = found.get(part.pair.names)
-            found[part.pair.names] = change if known is None else known.merge(change)
-        done += sum(map(_nbytes, window))
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
         if requests.progress is not None:
             requests.progress(done, total)
-    for pair in streamed:
+
+    def add(names: NamePath, change: ValueChange) -> None:
+        known = found.get(names)
+        found[names] = change if known is None else known.merge(change)
+
+    streamed = [_Part(pair, whole(pair.a.layout.shape)) for pair in arrays if pair.block is None]
+    parts = _parts((pair for pair in arrays if pair.block is not None), window_bytes)
+    if requests.executor is not None:
+        every = [*parts, *streamed]
+        results = await _compare_there(a, b, every, window_bytes // 2, requests, advance)
+        for part, result in zip(every, results, strict=True):
+            with _collecting(requests.damage, part.pair.names):
+                if isinstance(result, CorruptionError):
+                    raise result
+                add(part.pair.names, result)
+        return found
+    for window, nbytes in batched(parts, _nbytes, window_bytes):
+        for part, change in await _compare_intact(a, b, window, requests.damage):
+            add(part.pair.names, change)
+        advance(nbytes)
+    for pair in (part.pair for part in streamed):
         with _collecting(requests.damage, pair.names):
             found[pair.names] = await _compare_streamed(a, b, pair, window_bytes // 2)
-        done += pair.nbytes
-        if requests.progress is not None:
-            requests.progress(done, total)
+        advance(pair.nbytes)
     return found
+
+
+async def _compare_there(
+    a: StoredLeaves,
+    b: StoredLeaves,
+    parts: Sequence[_Part],
+    stream_bytes: int,
+    requests: Requests,
+    advance: Callable[[int], object],
+) -> list[ValueChange | CorruptionError]:
+    """Compare parts in the workers of the executor, and here what only this process can read."""
+    executor = cast(Executor, requests.executor)
+    readers, paths = (a.batch.reader, b.batch.reader), (a.source.path, b.source.path)
+    job = DistributedComparison(executor, readers, paths)
+    count = current_read_count()
+    if count is not None:
+        count.add(lambda: job.bytes_read)
+    units = [part.for_other_process(stream_bytes) for part in parts]
+    pairs = {id(unit): part for unit, part in zip(units, parts, strict=True)}
+
+    async def here(unit: PartToCompare) -> ValueChange | CorruptionError:
+        part = pairs[id(unit)]
+        try:
+            if part.pair.block is None:
+                return await _compare_streamed(a, b, part.pair, stream_bytes)
+            return (await _compare_window(a, b, [part]))[0]
+        except CorruptionError as error:
+            return error
+
+    return await job.run(units, here, advance)
 
 
 async def _compare_intact(
@@ -226,18 +277,16 @@ class _ArrayPair(Struct, frozen=True):
         names: Its name.
         a: The array in the first tree.
         b: The array in the second.
-        arithmetic: The domain in which elements are compared.
+        form: How their elements are compared.
         block: Shape of whose multiples parts are made, so that no chunk is read twice; None if the
             array is streamed.
-        how: Tolerance, and what else to compute.
     """
 
     names: NamePath
     a: _StoredArray
     b: _StoredArray
-    arithmetic: Arithmetic
+    form: PairForm
     block: Shape | None
-    how: Comparison
 
     @classmethod
     def of(
@@ -246,7 +295,9 @@ class _ArrayPair(Struct, frozen=True):
         arithmetic = choose_arithmetic(a.dtype, b.dtype)
         if a.key_dimensions:
             arithmetic = Arithmetic.BITS
-        return cls(names, a, b, cast(Arithmetic, arithmetic), _choose_block(a, b, max_bytes), how)
+        chosen = cast(Arithmetic, arithmetic)
+        form = PairForm((a.dtype, b.dtype), chosen, a.key_dimensions, how)
+        return cls(names, a, b, form, _choose_block(a, b, max_bytes))
 
     @property
     def nbytes(self) -> int:
@@ -255,16 +306,6 @@ class _ArrayPair(Struct, frozen=True):
     @property
     def itemsize(self) -> int:
         return self.a.layout.dtype.itemsize + self.b.layout.dtype.itemsize
-
-    def compare(self, x: HostArray, y: HostArray, region: Region) -> ValueChange:
-        start = region.start
-        if self.arithmetic is Arithmetic.BITS:
-            outer = len(start) - self.a.key_dimensions
-            x, y = (v.reshape(*v.shape[:outer], math.prod(v.shape[outer:])) for v in (x, y))
-            start = start[:outer]
-        else:
-            x, y = x.view(self.a.dtype), y.view(self.b.dtype)
-        return compare_values(x, y, self.arithmetic, start=start, how=self.how)
 
 
 def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | None:
@@ -303,6 +344,13 @@ class _Part(Struct, frozen=True, gc=False):
     pair: _ArrayPair
     region: Region
 
+    def for_other_process(self, stream_bytes: int) -> PartToCompare:
+        """Return the part in a form that can be pickled; an array without blocks is streamed."""
+        pair = self.pair
+        reads = (for_other_process(pair.a.read), for_other_process(pair.b.read))
+        is_streamed = pair.block is None
+        return PartToCompare(reads, self.region, pair.form, stream_bytes if is_streamed else None)
+
 
 def _parts(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[_Part]:
     """Yield parts of arrays that one thread reads or compares at once."""
@@ -329,7 +377,7 @@ async def _compare_window(
 
     def compare(start: int, parts: Sequence[_Part]) -> list[ValueChange]:
         return [
-            part.pair.compare(firsts[i], seconds[i], part.region)
+            part.pair.form.compare(firsts[i], seconds[i], part.region)
             for i, part in enumerate(parts, start)
         ]
 
@@ -353,23 +401,20 @@ async def _compare_streamed(
     """Compare an array whose chunks do not fit the budget, or not together."""
     first = RegionStream(pair.a.reader, pair.a.read)
     second = RegionStream(pair.b.reader, pair.b.read)
-    shape = pair.a.layout.shape
-    fixed = len(shape) - pair.a.key_dimensions
-    block = (*(1,) * fixed, *shape[fixed:])
 
     def read(stored: StoredLeaves, stream: RegionStream, region: Region) -> HostArray:
         with naming_checkpoint(stored.source.path):
             return stream.next(region)
 
     change = ValueChange(0)
-    for region in split_by_rows(whole(shape), block, max(1, max_bytes // pair.itemsize)):
+    for region in pair.form.rows(pair.a.layout.shape, max_bytes, pair.itemsize):
         x, y = await run_all(
             [
                 asyncio.to_thread(read, a, first, region),
                 asyncio.to_thread(read, b, second, region),
             ]
         )
-        change = change.merge(await asyncio.to_thread(pair.compare, x, y, region))
+        change = change.merge(await asyncio.to_thread(pair.form.compare, x, y, region))
     return change
 
 

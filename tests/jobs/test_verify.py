@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from tests.faults.support import LAYOUTS, Layout, every_kind_of_leaf
 from tests.support import damage_chunk
 
 WEIGHTS = np.random.default_rng(0).standard_normal((40, 1000))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
-        yield executor
 
 
 @pytest.fixture(autouse=True)
