@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.api import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
-    from orbit_ckpt._src.checkpointer.copy import convert
+    from orbit_ckpt._src.checkpointer.copy import convert, rechunk
     from orbit_ckpt._src.checkpointer.handle import SaveHandle
     from orbit_ckpt._src.checkpointer.inspect import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.options import (
@@ -198,6 +198,7 @@ __all__ = [
     "pathways",
     "plan",
     "policies",
+    "rechunk",
     "reports",
     "save",
     "save_async",
@@ -261,7 +262,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.api": "load, plan, save, save_async",
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
-        "checkpointer.copy": "convert",
+        "checkpointer.copy": "convert, rechunk",
         "checkpointer.inspect": "CheckpointDiff, diff",
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, CompositeOptions, FileOptions, MultiprocessingOptions"

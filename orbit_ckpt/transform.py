@@ -8,6 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.transform.engine import Rule
+    from orbit_ckpt._src.transform.expected_mesh import ExpectedMesh
     from orbit_ckpt._src.transform.partition import partition
     from orbit_ckpt._src.transform.rule_file import parse_rules
     from orbit_ckpt._src.transform.rules import (
@@ -37,6 +38,7 @@ __all__ = [
     "Combine",
     "Copy",
     "Drop",
+    "ExpectedMesh",
     "Fallback",
     "KeyData",
     "Map",
@@ -57,6 +59,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "transform.engine": "Rule",
+        "transform.expected_mesh": "ExpectedMesh",
         "transform.partition": "partition",
         "transform.rule_file": "parse_rules",
         "transform.rules": "AssignmentMap, Copy, Drop, Fallback, from_t5x, Rename",

@@ -45,6 +45,7 @@ PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "plan", "LazyArray", "metadata"),
         *("RestorePlan", "LeafPlan", "CheckpointDiff", "convert", "diff", "VerifyReport", "verify"),
+        "rechunk",
         *("detect_format", "latest_step"),
         *("detect_format", "install_as_orbax"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
@@ -110,7 +111,7 @@ PUBLIC = {
     "orbit_ckpt.transform": {
         *("AssignmentMap", "Cast", "Combine", "Copy", "Drop", "Fallback", "KeyData", "Map"),
         *("Rename", "Rule", "Split", "Stack", "Transpose", "Unstack", "WrapKeys"),
-        *("StateTransform", "from_t5x", "parse_rules", "partition"),
+        *("StateTransform", "from_t5x", "parse_rules", "partition", "ExpectedMesh"),
     },
     "orbit_ckpt.t5x": {
         *("T5XFormat", "all_steps", "all_dataset_checkpoint_steps", "latest_step"),

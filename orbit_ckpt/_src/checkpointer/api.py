@@ -39,9 +39,11 @@ from orbit_ckpt._src.progress import Progress
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.pytree.restore.target import Casting, Missing, Unexpected
+from orbit_ckpt._src.pytree.save.expected import expect_meshes
 from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule
+from orbit_ckpt._src.transform.expected_mesh import as_expected_meshes
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.transform.state import StateFunction, transform_state
 
@@ -65,6 +67,7 @@ def save(  # noqa: PLR0913 - all optional, each about one thing
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
     base: PathLike | None = None,
+    expected_meshes: Sequence[object] = (),
     progress: bool | Progress | None = None,
 ) -> None:
     """Save a pytree; it is durable when this returns.
@@ -84,6 +87,11 @@ def save(  # noqa: PLR0913 - all optional, each about one thing
             tree as nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
         base: An earlier checkpoint: chunks of arrays that it holds are not written again. Both are
             complete checkpoints by themselves, and can be deleted in any order.
+        expected_meshes: Meshes that the checkpoint will be loaded on, such as those of training,
+            evaluation and serving: meshes of JAX, sizes by axis name, `{"data": 8}`, or
+            `orbit_ckpt.transform.ExpectedMesh`. Arrays are cut into chunks of which every shard on
+            these meshes consists, down to chunks of 1 MiB, so that their devices read no more than
+            they need.
         progress: True for a bar in terminals and notebooks, or a function that is called about ten
             times a second, on another thread, with the bytes written and their total.
 
@@ -100,12 +108,13 @@ def save(  # noqa: PLR0913 - all optional, each about one thing
         >>> orbit_ckpt.load("run/step_1")["step"]
         1
     """
-    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms, base)
+    layout = (cast, transforms, expected_meshes)
+    request = _save_request(path, tree, overwrite, custom_metadata, layout, base)
     save_now(replace(request, progress=progress), SessionOptions())
 
 
 @_suggest_names
-def save_async(
+def save_async(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     tree: object,
     *,
@@ -114,6 +123,7 @@ def save_async(
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
     base: PathLike | None = None,
+    expected_meshes: Sequence[object] = (),
 ) -> SaveHandle:
     """Save a pytree in the background; its leaves may be changed, deleted or donated at once.
 
@@ -128,6 +138,7 @@ def save_async(
         cast: As for `save`.
         transforms: As for `save`.
         base: As for `save`.
+        expected_meshes: As for `save`.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -139,8 +150,13 @@ def save_async(
         >>> handle = orbit_ckpt.save_async("run/step_2", {"w": np.ones((2, 3)), "step": 2})
         >>> handle.result()
     """
-    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms, base)
+    layout = (cast, transforms, expected_meshes)
+    request = _save_request(path, tree, overwrite, custom_metadata, layout, base)
     return begin_save(request, SessionOptions())
+
+
+_Layout = tuple[PatternMap[object] | DTypeLike | None, Sequence[StateFunction], Sequence[object]]
+"""The options of a save that decide how leaves are stored."""
 
 
 def _save_request(
@@ -148,14 +164,13 @@ def _save_request(
     tree: object,
     overwrite: bool,
     custom_metadata: Mapping[str, object] | None,
-    cast: PatternMap[object] | DTypeLike | None,
-    transforms: Sequence[StateFunction],
+    layout: _Layout,
     base: PathLike | None,
 ) -> SaveRequest:
     place = resolve_path(path)
     try:
         check_tree("tree", tree, instead="the tree itself, as in save(path, {'w': array})")
-        tree, save_args = prepare_tree(tree, cast, transforms)
+        tree, save_args = prepare_tree(tree, *layout)
     except Exception as error:  # raised again once the other processes know
         decline_save(place, error, SessionOptions())
         raise
@@ -173,6 +188,7 @@ def prepare_tree(
     tree: object,
     cast: PatternMap[object] | DTypeLike | None,
     transforms: Sequence[StateFunction],
+    expected_meshes: Sequence[object] = (),
 ) -> tuple[object, object]:
     """Return the tree that `save` writes for its options, and its save arguments or None.
 
@@ -184,7 +200,9 @@ def prepare_tree(
     if transforms:
         tree = transform_state(tree, transforms)
     casts = None if cast is None else casts_by_patterns(cast)
-    return tree, cast_on_save(tree, casts) if casts else None
+    save_args = cast_on_save(tree, casts) if casts else None
+    meshes = as_expected_meshes(expected_meshes)
+    return tree, expect_meshes(tree, meshes, save_args) if meshes else save_args
 
 
 @overload

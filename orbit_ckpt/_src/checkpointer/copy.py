@@ -10,13 +10,15 @@ import logging
 import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
-from crc32c import crc32c
 from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
 from orbit_ckpt._src.checkpointer.api import load
+from orbit_ckpt._src.checkpointer.file_copies import copy_here, copy_there
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
@@ -26,6 +28,7 @@ from orbit_ckpt._src.formats.base import Format, allows_linked_files, writable_f
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
+from orbit_ckpt._src.pytree.save.expected import expect_meshes
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.amend import replacing_item
 from orbit_ckpt._src.storage.atomic import AtomicityMode
@@ -39,8 +42,8 @@ from orbit_ckpt._src.storage.path import (
     resolve_path,
     storage_errors,
 )
-from orbit_ckpt._src.storage.store_path import read_blocks
 from orbit_ckpt._src.transform.engine import Rule
+from orbit_ckpt._src.transform.expected_mesh import ExpectedMesh, as_expected_meshes
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
@@ -63,6 +66,7 @@ def copy_checkpoint(
     overwrite: bool = False,
     check: bool = True,
     progress: Callable[[int, int], object] | None = None,
+    executor: Executor | None = None,
 ) -> int:
     """Copy a checkpoint; return its size in bytes.
 
@@ -76,6 +80,7 @@ def copy_checkpoint(
         check: Whether to `verify` the copy too, which detects damage already in the source.
         progress: Called with the bytes copied and compared so far and their total; not called for
             a source in a store, where the total is unknown.
+        executor: Where to copy, compare and verify; None for this process.
 
     Raises:
         CheckpointNotFoundError: The source is not a checkpoint.
@@ -103,7 +108,6 @@ def copy_checkpoint(
     with storage_errors(source, f"copying to {destination}", advice):
         origin = directory_of(source)
         sizes = origin.files_to_copy(allow_linked_files=allows_linked_files(foreign))
-        files = list(sizes)
         done, total = 0, 2 * sum(sizes.values()) if origin.knows_sizes else None
 
         def advance(nbytes: int) -> None:
@@ -115,23 +119,22 @@ def copy_checkpoint(
         begun = directory_of(destination).begin_save(overwrite=overwrite, mode=AtomicityMode.AUTO)
         with begun as directory:
             copied = directory_of(directory.path)
-            sums = {name: copied.copy_file(source / name, name, advance) for name in files}
-            nbytes = done
-            copied.sync_files()
-            for name in files:
-                if _sum(directory.path / name, advance) != sums[name]:
-                    raise _differs(source / name, destination)
+            copy = copy_here if executor is None else partial(copy_there, executor=executor)
+            differing = copy(source, sizes, copied, directory.path, advance)
+            nbytes = done // 2  # each byte was copied and compared
+            if differing is not None:
+                raise _differs(source / differing, destination)
             if check:
-                _verify(directory.path, source, foreign)
+                _verify(directory.path, source, foreign, executor)
             with replacing_item(directory.final) if overwrite else contextlib.nullcontext():
                 directory.commit()
     return nbytes
 
 
-def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
+def _verify(copied: Path, source: Path, foreign: Format | None, executor: Executor | None) -> None:
     if foreign is not None and foreign.sniff(copied) is not None:
         raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
-    findings = verify_files(copied, foreign)
+    findings = verify_files(copied, foreign, executor)
     damage = findings.damage
     if foreign is None and has_lost_manifest(source):  # the copy has none either
         damage = [Damage(source, "it is missing", str(source / MANIFEST)), *damage]
@@ -147,14 +150,6 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
         raise VersionError(
             f"{source} cannot be verified: {shown} Or copy it unverified, with --no-verify."
         )
-
-
-def _sum(file: Path, advance: Callable[[int], object]) -> int:
-    checksum = 0
-    for block in read_blocks(file):
-        checksum = crc32c(block, checksum)
-        advance(len(block))
-    return checksum
 
 
 def _differs(file: Path, destination: Path) -> CorruptionError:
@@ -181,6 +176,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     inline: Patterns = None,
     progress: Progress | None = None,
     reader: Format | None = None,
+    expected_meshes: Sequence[object] = (),
 ) -> None:
     """Copy a checkpoint into another format without using a device.
 
@@ -210,6 +206,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
             with arrays that are not partitioned; together at most a quarter of `max_bytes`.
         progress: Called occasionally with the bytes of arrays copied so far and their total.
         reader: The format of `src`, as for `load`.
+        expected_meshes: For `"orbit"`: meshes that the copy will be loaded on, as for `save`; a
+            leaf has the partition spec that it was saved with. Others keep the size of chunks.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -236,6 +234,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     check_patterns({"inline": inline})
     if inline is not None and to != "t5x":
         raise ValueError(f"inline is for to='t5x' only, found to={to!r}; leave it out.")
+    meshes = as_expected_meshes(expected_meshes)
+    if meshes and to != ORBIT:
+        raise ValueError(f"expected_meshes is for to='orbit' only, found to={to!r}; leave it out.")
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
@@ -258,7 +259,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline)
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
-            _save(request, other)
+            _save(request, other, meshes)
         elif not directory_of(request.path).has_local_files:
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
@@ -267,6 +268,53 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
                 what = "its custom metadata are left out, they are no JSON object"
                 _logger.warning("%s: %s: %r", src, what, other)
     _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def rechunk(
+    src: PathLike,
+    dst: PathLike,
+    expected_meshes: Sequence[object],
+    *,
+    overwrite: bool = False,
+    max_bytes: int = _MAX_BYTES,
+    progress: Progress | None = None,
+    reader: Format | None = None,
+) -> None:
+    """Copy a checkpoint with chunks that suit loads on some meshes, without using a device.
+
+    Args:
+        src: A checkpoint of any format that `load` reads.
+        dst: Where to write.
+        expected_meshes: The meshes, as for `save`; a leaf has the partition spec that it was saved
+            with, unless an `ExpectedMesh` has another one for it.
+        overwrite: Whether to replace an existing checkpoint.
+        max_bytes: Approximate number of bytes to hold at once.
+        progress: Called occasionally with the bytes of arrays copied so far and their total.
+        reader: The format of `src`, as for `load`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
+        CheckpointExistsError: `dst` exists.
+        CorruptionError: Stored data is missing or damaged; nothing was left behind.
+        TypeError: `expected_meshes` has something else than meshes.
+
+    Example:
+        >>> from orbit_ckpt.transform import ExpectedMesh
+        >>> orbit_ckpt.save("run/step_6", {"w": np.ones((1024, 1024))})
+        >>> serve = ExpectedMesh({"model": 8}, {"w": (None, "model")})
+        >>> orbit_ckpt.rechunk("run/step_6", "run/serve", [serve])
+        >>> orbit_ckpt.metadata("run/serve").tree["w"].storage.chunk_shape
+        (1024, 128)
+    """
+    convert(
+        src,
+        dst,
+        overwrite=overwrite,
+        max_bytes=max_bytes,
+        progress=progress,
+        reader=reader,
+        expected_meshes=expected_meshes,
+    )
 
 
 def _watched(tree: object, progress: Progress) -> object:
@@ -290,17 +338,19 @@ def _watched(tree: object, progress: Progress) -> object:
     return flat.unflatten(list(map(watch, flat.values)))
 
 
-def _save(request: WriteRequest, other: object) -> None:
+def _save(request: WriteRequest, other: object, meshes: Sequence[ExpectedMesh]) -> None:
     """Save in this library's format.
 
     Args:
         request: What to save.
+        meshes: Meshes that it will be loaded on.
         other: Custom metadata of the tree that is not a JSON object, which a step cannot hold.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
     trees = TreeIO(memory=MemoryOptions(write_concurrent_bytes=request.max_bytes))
     kept = dict(request.metadata) or None
-    item = trees.item(request.tree, custom_metadata=kept if other is None else other)
+    save_args = expect_meshes(request.tree, meshes, None) if meshes else None
+    item = trees.item(request.tree, save_args, kept if other is None else other)
     save = SaveRequest(request.path, item, overwrite=request.overwrite, custom_metadata=kept)
     save_now(save, SessionOptions())

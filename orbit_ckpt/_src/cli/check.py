@@ -15,6 +15,7 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_verified
+from orbit_ckpt._src.cli.meshes import plan_for
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.cli.tables import print_table
@@ -103,9 +104,13 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     skip: Sequence[str],
     missing: Literal["error", "skip"],
     unexpected: Literal["error", "ignore"],
+    meshes: Sequence[Path],
     as_json: bool,
 ) -> None:
     """Show what a restore would do, leaf by leaf; exit with 1 if it would fail."""
+    if meshes:
+        plan_for(path, meshes, as_json)
+        return
     root = find_checkpoint(path)
     request = RestoreOptions(
         target=None if like is None else _target(find_checkpoint(like)),

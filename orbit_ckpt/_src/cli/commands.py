@@ -32,6 +32,7 @@ from orbit_ckpt._src.cli.parameters import (
     WORKERS,
     YES,
     flag,
+    mesh_option,
     pattern_option,
     whole_number,
 )
@@ -236,10 +237,12 @@ PLAN = LazyCommand(
         default="error",
         help="For leaves that --like lacks.",
     ),
+    mesh_option(required=False),
     JSON,
     text="""Show what a restore would do, leaf by leaf.
 
-    Exit with 1 if it would fail.
+    Exit with 1 if it would fail. With --for, show instead how much of each leaf a device of a mesh
+    reads, in relation to what it needs.
     """,
     example="orbit-ckpt plan runs/a --rules rules.toml --like runs/b",
 )
@@ -311,6 +314,7 @@ CP = LazyCommand(
     DESTINATION,
     flag("--overwrite", "Replace an existing checkpoint."),
     Option(["check", "--verify/--no-verify"], default=True, help="Verify the copy."),
+    *WORKERS,
     JSON,
     text="""Copy a checkpoint.
 
@@ -318,6 +322,22 @@ CP = LazyCommand(
     copy leaves nothing behind.
     """,
     example="orbit-ckpt cp runs/a@best:loss backup/best",
+)
+
+RECHUNK = LazyCommand(
+    "meshes:rechunk",
+    SOURCE,
+    DESTINATION,
+    mesh_option(required=True),
+    MEMORY,
+    flag("--overwrite", "Replace an existing checkpoint."),
+    JSON,
+    text="""Copy a checkpoint with chunks that suit loads on other meshes.
+
+    Devices of these meshes then read only what they need. The result appears under its name when it
+    is complete.
+    """,
+    example="orbit-ckpt rechunk runs/a served --for mesh.json",
 )
 
 PIN = LazyCommand(
@@ -375,7 +395,7 @@ PLUGINS = LazyCommand(
 
 COMMANDS = (
     *(LS, TREE, SHOW, STATS, DIFF, VERIFY, DU, WATCH, REPORT, SERVE),
-    *(PLAN, CONVERT, EXPORT, CP),
+    *(PLAN, CONVERT, EXPORT, CP, RECHUNK),
     *(PIN, UNPIN, RM, PRUNE),
     PLUGINS,
 )

@@ -9,6 +9,7 @@ import jax
 
 from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
@@ -97,15 +98,25 @@ def _casts(texts: Sequence[str]) -> dict[str, object]:
     return found
 
 
-def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: bool) -> None:
+def cp(
+    source: str,
+    destination: str,
+    overwrite: bool,
+    check: bool,
+    workers: int | None,
+    dask: str | None,
+    as_json: bool,
+) -> None:
     """Copy a checkpoint."""
     start, end = select_step(source), resolve_path(destination)
     if locate(start).kind is Kind.RUN:
         raise ValueError(f"{start} is a run; give one of its steps, such as {start}@latest.")
     if not overwrite and directory_of(end).has_local_files and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    with progress_bar("Copying") as progress:
-        nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=progress)
+    with open_executor(workers, dask) as executor, progress_bar("Copying") as progress:
+        nbytes = copy_checkpoint(
+            start, end, overwrite=overwrite, check=check, progress=progress, executor=executor
+        )
     if as_json:
         print_json("cp", source=start, destination=end, bytes=nbytes, verified=check)
     else:

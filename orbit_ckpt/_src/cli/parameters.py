@@ -48,6 +48,18 @@ def pattern_option(declaration: str, text: str) -> Option:
     )
 
 
+def mesh_option(*, required: bool) -> Option:
+    """Return the option that takes files with meshes."""
+    return Option(
+        ["meshes", "--for"],
+        type=FilePath(path_type=Path),
+        multiple=True,
+        required=required,
+        help="A mesh, or a list of them, in JSON. May be repeated.",
+        metavar="FILE",
+    )
+
+
 _WHOLE = f"A checkpoint; a run means its newest step. Or {_STEP_OF_RUN}"
 CHECKPOINT = path_argument("path", "PATH", _WHOLE)
 SOURCE = path_argument("source", "PATH", _WHOLE)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
+from orbit_ckpt._src.arrays.chunk_choice import refine_chunk_shape
 from orbit_ckpt._src.arrays.dtypes import (
     DType,
     HostArray,
@@ -230,7 +231,7 @@ def _chunk_shape(
     """
     file_bytes = info.data_file_bytes
     if arg.chunk_byte_size is None and not arg.shard_axes:
-        chunk_shape = default_chunk_shape(write_shape, itemsize)
+        chunk_shape = _unlimited_chunk_shape(shape, write_shape, itemsize, info, arg)
         if not file_bytes or math.prod(chunk_shape) * itemsize <= file_bytes:
             return chunk_shape
     write_nbytes = math.prod(write_shape) * itemsize
@@ -246,6 +247,17 @@ def _chunk_shape(
         )
     except ValueError as error:
         raise ValueError(f"{info.label}: {error}") from error
+
+
+def _unlimited_chunk_shape(
+    shape: Shape, write_shape: Shape, itemsize: int, info: ParamInfo, arg: SaveArgs
+) -> Shape:
+    if not arg.read_shapes:
+        return default_chunk_shape(write_shape, itemsize)
+    try:
+        return refine_chunk_shape(shape, write_shape, arg.read_shapes, itemsize)
+    except ValueError as error:
+        raise ValueError(f"{info.label}: SaveArgs.{error}") from error
 
 
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:

@@ -52,12 +52,16 @@ class SaveArgs:
         chunk_byte_size: Maximum bytes of one chunk. None for what one device writes, in blocks of
             rows of at most 32 MiB if the array permits.
         shard_axes: Axes to cut into chunks of length one.
+        read_shapes: Shapes of the parts in which the array will be read, such as the shards on
+            other meshes: chunks are cut so that each part consists of whole ones, but not below
+            1 MiB. Without effect where the previous two are given. See `save(expected_meshes=...)`.
     """
 
     aggregate: bool = False
     dtype: object = None
     chunk_byte_size: int | None = None
     shard_axes: tuple[int, ...] = ()
+    read_shapes: tuple[Shape, ...] = ()
 
     def __post_init__(self) -> None:
         check_dtype("SaveArgs.dtype", self.dtype)
@@ -65,6 +69,8 @@ class SaveArgs:
             check_int("SaveArgs.chunk_byte_size", self.chunk_byte_size, least=1)
         if self.shard_axes != ():
             check_axes("SaveArgs.shard_axes", self.shard_axes)
+        for part in self.read_shapes:
+            check_axes("SaveArgs.read_shapes", part)
         if self.aggregate:
             why = "all small arrays are in one file anyway, and every array has chunks of its own"
             warn_set("SaveArgs", {"aggregate": (self.aggregate, False, why)})

@@ -73,7 +73,7 @@ class LazyHandler(TypeHandler, ValueChecker, SnapshotHandler):
             whole_values = [_lazy(value).get() for value in values]
             return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
-        return await self._values.serialize(list(map(_snapshot, leaves)), infos, args)
+        return await self._values.serialize(list(map(_snapshot, leaves, args)), infos, args)
 
     @override
     async def deserialize(
@@ -93,11 +93,11 @@ def _lazy(value: object) -> LazyArray:
     return value
 
 
-def _snapshot(leaf: LazyLeaf) -> ArraySnapshot:
+def _snapshot(leaf: LazyLeaf, arg: SaveArgs) -> ArraySnapshot:
     source = _Compared(leaf) if leaf.has_sum else leaf
     shards = [
         Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, source, region.start)))
-        for region in _regions(leaf)
+        for region in ([whole(leaf.shape)] if arg.read_shapes else _regions(leaf))
     ]
     return ArraySnapshot(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
 
@@ -144,7 +144,7 @@ def _regions(leaf: LazyLeaf) -> list[Region]:
 
 def _keep_chunk_size(leaf: LazyLeaf, arg: SaveArgs) -> SaveArgs:
     """Return options that keep the size of chunks, unless others are requested."""
-    if arg.chunk_byte_size is not None or arg.shard_axes:
+    if arg.chunk_byte_size is not None or arg.shard_axes or arg.read_shapes:
         return arg
     itemsize = leaf.dtype.itemsize if arg.dtype is None else as_dtype(arg.dtype).itemsize
     nbytes = math.prod(leaf.read.layout.chunk_shape) * itemsize

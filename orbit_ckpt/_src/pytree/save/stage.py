@@ -124,7 +124,10 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
     """
     found = {id(handler): capability(handler, SnapshotHandler) for handler in plan.handlers}
     # handlers detect errors in the choice of chunks, which the caller must see
-    has_chunks = any(g.args.chunk_byte_size is not None or g.args.shard_axes for g in plan.groups)
+    has_chunks = any(
+        g.args.chunk_byte_size is not None or g.args.shard_axes or g.args.read_shapes
+        for g in plan.groups
+    )
     if None in found.values() or has_chunks:
         return None
     values = list(plan.flat.values)
