@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as orbax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from click.testing import CliRunner
+from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.app import app

@@ -98,7 +98,7 @@ def restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpti
     check_rules(options.get("transforms", ()))
     for name in ("strict", "lazy", "share_reads", "tied"):
         if name in options:
-            options[name] = as_flag(name, options[name])
+            options[name] = as_flag(name, options.get(name))
     if options.get("tied") and like is None:
         raise ValueError("tied=True needs a target, like=, whose arrays are tied.")
     check_callable("map_leaf", options.get("map_leaf"), "Give one that takes a leaf and its name.")
