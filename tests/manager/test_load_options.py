@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "map_leaf": {"map_leaf": lambda leaf, name: (name, np.shape(leaf))},
     "lazy": {"lazy": True},
     "share_reads": {"share_reads": True},
+    "tied": {"like": TREE, "tied": True},
     "progress": {"progress": lambda *_: None},
     "memory_limit": {"memory_limit": 100},
     "reader": {"reader": None},
