@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 PLUGIN_COMMANDS = """
 import sys
+import click
 import typer
 from orbit_ckpt.policies import LatestN
 
@@ -33,6 +34,11 @@ def second():
 def hello(name: str, loud: bool = False):
     '''Greet somebody.'''
     print("HELLO" if loud else "hello", name)
+
+@click.command()
+@click.argument("count", type=int)
+def native(count):
+    raise SystemExit(count) if count > 3 else click.exceptions.Exit(count)
 
 def keep_one():
     return LatestN(1)
@@ -54,7 +60,8 @@ def run(server: Server, tmp_path: Path) -> functools.partial[Result]:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(
-        "[orbit_ckpt.cli]\nhello = greetings:hello\nmore = greetings:app\nls = greetings:ls\n"
+        "[orbit_ckpt.cli]\nhello = greetings:hello\nmore = greetings:app\n"
+        "native = greetings:native\nls = greetings:ls\n"
         "broken = greetings:missing\nunfit = greetings:__doc__\n"
         "[orbit_ckpt.policies]\none = greetings:keep_one\nlatest = orbit_ckpt.policies:LatestN\n"
         "decides = greetings:Decides\nodd = greetings:hello\n"
@@ -69,6 +76,8 @@ def test_commands_of_plugins_run_like_others(run: Run, own_run: Path) -> None:
     assert run("hello", "Ada", "--loud").out == "HELLO Ada\n"
     assert run("more", "first", "x").out == "first x\n"
     run("more", "second", status=1)
+    run("native", "3", status=3)
+    assert "'x' is not a valid integer" in run("native", "x", status=2).err
     assert "missing" in run("hello", status=2).err.lower()
     assert "not the real ls" not in run("ls", own_run).out
     assert "The command 'broken' of a plug-in cannot be used" in run("broken", status=2).err
@@ -102,7 +111,7 @@ def test_plugins_tells_of_every_kind_what_can_be_used(run: Run) -> None:
     errors = {(one["group"].partition(".")[2], one["name"]): one["error"] for one in found}
     usable = {key for key, error in errors.items() if error is None}
     assert usable == {
-        *(("cli", name) for name in ("hello", "more", "ls")),
+        *(("cli", name) for name in ("hello", "more", "native", "ls")),
         *(("policies", name) for name in ("one", "latest", "decides")),
         ("stores", "cloud"),
     }

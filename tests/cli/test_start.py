@@ -207,6 +207,36 @@ def test_completion_knows_commands_steps_metrics_and_leaves(
         assert [value for kind, _, value in lines if kind] == wanted
 
 
+@pytest.mark.parametrize(
+    ("shell", "script", "startup"),
+    [
+        ("bash", ".bash_completions/orbit-ckpt.sh", ".bashrc"),
+        ("zsh", ".zfunc/_orbit-ckpt", ".zshrc"),
+        ("fish", ".config/fish/completions/orbit-ckpt.fish", None),
+    ],
+)
+def test_completion_is_installed_once_for_each_shell(
+    tmp_path: Path, shell: str, script: str, startup: str | None
+) -> None:
+    environment = {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
+    (tmp_path / ".bashrc").write_text("alias l=ls")
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["--install-completion"], env=environment)
+        assert done.output.startswith(f"{tmp_path / script}: completion for {shell}")
+    assert f"_ORBIT_CKPT_COMPLETE={shell}_complete" in (tmp_path / script).read_text()
+    lines = (tmp_path / (startup or ".bashrc")).read_text().splitlines()
+    assert len(lines) == len(set(lines)) == {"bash": 2}.get(shell, 1)
+    assert CliRunner().invoke(app, ["--show-completion"], env=environment).output == (
+        (tmp_path / script).read_text()
+    )
+
+
+def test_completion_in_another_shell_is_refused() -> None:
+    done = CliRunner().invoke(app, ["--show-completion"], env={"SHELL": "/bin/tcsh"})
+    assert isinstance(done.exception, ValueError)
+    assert "'tcsh'; completion works in bash, fish, zsh" in str(done.exception)
+
+
 def test_every_command_has_an_example_that_it_understands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
