@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import jax
 import numpy as np
@@ -30,6 +30,18 @@ from orbit_ckpt._src.arrays.snapshot import Snapshots
 from orbit_ckpt._src.arrays.watch import LeafWatch
 
 
+class SharedData(Protocol):
+    """Data that other processes can read too."""
+
+    def locate(self, region: Region) -> DeferredData | None:
+        """Return a box of it in a form that can be pickled, None if only this process reads it."""
+        ...
+
+    def advance(self, nbytes: int) -> None:
+        """Report that another process has read some of it."""
+        ...
+
+
 class DeferredData(Struct, frozen=True, gc=False):
     """Data fetched on demand, for example from a stored array.
 
@@ -38,10 +50,12 @@ class DeferredData(Struct, frozen=True, gc=False):
         fetch: Returns a box of it as consecutive blocks in C order, each of about as many bytes as
             the second argument; as one block if the box has no more. Discard the blocks of a box
             unless all of them arrive.
+        shared: The same data for other processes, None if they cannot read it.
     """
 
     dtype: DType
     fetch: Callable[[Region, int], Iterator[HostArray]]
+    shared: SharedData | None = None
 
 
 class DeviceSlice(Struct, frozen=True, gc=False):

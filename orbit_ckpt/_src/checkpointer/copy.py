@@ -30,6 +30,7 @@ from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.save.expected import expect_meshes
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
+from orbit_ckpt._src.runtime.jobs import check_executor
 from orbit_ckpt._src.storage.amend import replacing_item
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
@@ -177,6 +178,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     progress: Progress | None = None,
     reader: Format | None = None,
     expected_meshes: Sequence[object] = (),
+    executor: Executor | None = None,
 ) -> None:
     """Copy a checkpoint into another format without using a device.
 
@@ -208,6 +210,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         reader: The format of `src`, as for `load`.
         expected_meshes: For `"orbit"`: meshes that the copy will be loaded on, as for `save`; a
             leaf has the partition spec that it was saved with. Others keep the size of chunks.
+        executor: For `"orbit"`: where to read and write arrays, as for `verify`; its workers see
+            both paths. Leaves that rules compute are written by this process.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -237,6 +241,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     meshes = as_expected_meshes(expected_meshes)
     if meshes and to != ORBIT:
         raise ValueError(f"expected_meshes is for to='orbit' only, found to={to!r}; leave it out.")
+    check_executor(executor)
+    if executor is not None and to != ORBIT:
+        raise ValueError(f"executor is for to='orbit' only, found to={to!r}; leave it out.")
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
@@ -259,7 +266,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline)
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
-            _save(request, other, meshes)
+            _save(request, other, meshes, executor)
         elif not directory_of(request.path).has_local_files:
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
@@ -270,7 +277,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     _logger.info("Converted %s to %s (%s)", src, dst, to)
 
 
-def rechunk(
+def rechunk(  # noqa: PLR0913 - all optional, each about one thing
     src: PathLike,
     dst: PathLike,
     expected_meshes: Sequence[object],
@@ -279,6 +286,7 @@ def rechunk(
     max_bytes: int = _MAX_BYTES,
     progress: Progress | None = None,
     reader: Format | None = None,
+    executor: Executor | None = None,
 ) -> None:
     """Copy a checkpoint with chunks that suit loads on some meshes, without using a device.
 
@@ -291,6 +299,7 @@ def rechunk(
         max_bytes: Approximate number of bytes to hold at once.
         progress: Called occasionally with the bytes of arrays copied so far and their total.
         reader: The format of `src`, as for `load`.
+        executor: Where to read and write arrays, as for `verify`; its workers see both paths.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -314,6 +323,7 @@ def rechunk(
         progress=progress,
         reader=reader,
         expected_meshes=expected_meshes,
+        executor=executor,
     )
 
 
@@ -338,17 +348,24 @@ def _watched(tree: object, progress: Progress) -> object:
     return flat.unflatten(list(map(watch, flat.values)))
 
 
-def _save(request: WriteRequest, other: object, meshes: Sequence[ExpectedMesh]) -> None:
+def _save(
+    request: WriteRequest,
+    other: object,
+    meshes: Sequence[ExpectedMesh],
+    executor: Executor | None,
+) -> None:
     """Save in this library's format.
 
     Args:
         request: What to save.
         meshes: Meshes that it will be loaded on.
+        executor: Where to write stored arrays, None for this process.
         other: Custom metadata of the tree that is not a JSON object, which a step cannot hold.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
-    trees = TreeIO(memory=MemoryOptions(write_concurrent_bytes=request.max_bytes))
+    memory = MemoryOptions(write_concurrent_bytes=request.max_bytes)
+    trees = TreeIO(memory=memory, executor=executor)
     kept = dict(request.metadata) or None
     save_args = expect_meshes(request.tree, meshes, None) if meshes else None
     item = trees.item(request.tree, save_args, kept if other is None else other)

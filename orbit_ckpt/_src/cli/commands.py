@@ -275,6 +275,7 @@ CONVERT = LazyCommand(
     pattern_option("--inline", "For t5x: write matching arrays into its file 'checkpoint'."),
     MEMORY,
     flag("--overwrite", "Replace an existing file or checkpoint."),
+    *WORKERS,
     READER,
     JSON,
     text="""Convert a checkpoint of any format to another format.
@@ -331,6 +332,7 @@ RECHUNK = LazyCommand(
     mesh_option(required=True),
     MEMORY,
     flag("--overwrite", "Replace an existing checkpoint."),
+    *WORKERS,
     JSON,
     text="""Copy a checkpoint with chunks that suit loads on other meshes.
 

@@ -34,6 +34,8 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     inline: Sequence[str],
     memory: int,
     overwrite: bool,
+    workers: int | None,
+    dask: str | None,
     reader: str | None,
     as_json: bool,
 ) -> None:
@@ -47,7 +49,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     # rules may compute with JAX arrays, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
         jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - untyped
-    with progress_bar("Converting") as progress:
+    with open_executor(workers, dask) as executor, progress_bar("Converting") as progress:
         convert_checkpoint(
             start,
             end,
@@ -62,6 +64,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             inline=inline or None,
             progress=progress,
             reader=known,
+            executor=executor,
         )
     nbytes = stored_bytes(end)
     if as_json:

@@ -13,6 +13,7 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.checkpointer.copy import rechunk as rechunk_checkpoint
 from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
@@ -81,12 +82,14 @@ def plan_for(path: str, files: Sequence[Path], as_json: bool) -> None:
         echo(f"{human_bytes(needed)} per device, over-read {_total(leaves):.2f}")
 
 
-def rechunk(
+def rechunk(  # noqa: PLR0913, PLR0917 - options of a command
     source: str,
     destination: str,
     meshes: Sequence[Path],
     memory: int,
     overwrite: bool,
+    workers: int | None,
+    dask: str | None,
     as_json: bool,
 ) -> None:
     """Copy a checkpoint with chunks that suit loads on meshes."""
@@ -94,7 +97,7 @@ def rechunk(
     start, end = find_checkpoint(source), resolve_path(destination)
     if not overwrite and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    with progress_bar("Rechunking") as progress:
+    with open_executor(workers, dask) as executor, progress_bar("Rechunking") as progress:
         rechunk_checkpoint(
             start,
             end,
@@ -102,6 +105,7 @@ def rechunk(
             overwrite=overwrite,
             max_bytes=memory * 10**6,
             progress=progress,
+            executor=executor,
         )
     nbytes = stored_bytes(end)
     ratios = [_total(_on_mesh(end, mesh)) for mesh in expected]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -161,6 +162,7 @@ class TreeIO:
         process: The saving process and their count; None for JAX's.
         staging: How leaves are copied, and what checks their records.
         kept: The plan of the last save, for the next; None keeps none.
+        executor: Where a save writes arrays that are stored elsewhere; None for this process.
     """
 
     registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY
@@ -173,6 +175,7 @@ class TreeIO:
     process: Process | None = None
     staging: StagingOptions = StagingOptions()  # noqa: RUF009 - frozen
     kept: KeptPlan | None = None
+    executor: Executor | None = None
 
     def close(self) -> None:
         """Forget what is kept between saves."""
@@ -219,6 +222,7 @@ class TreeIO:
             staging=self.staging,
             base=None if base is None else base.below(directory),
             known=None if base is None or self.kept is None else self.kept.arrays,
+            executor=self.executor,
         )
         plan = (self.kept or KeptPlan()).plan(
             tree,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from orbit_ckpt._src.arrays.transfer import (
 )
 from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.runtime.commit import ProgressCounter
+from orbit_ckpt._src.runtime.jobs import UNIT_BYTES
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import clean_up, run_all
 from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.storage.distributed_write import WriteUnit, write_there
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
@@ -67,6 +70,7 @@ class WriteOptions(Struct, frozen=True):
         max_transfer_bytes: Maximum bytes being copied from devices at once, None for no limit.
         chunks_have_checksums: Whether stored chunks end in their own checksum, as in zarr3.
         base: What an incremental save refers to; None for a save that is not incremental.
+        executor: Where to write stored arrays into a database; None for threads of this process.
     """
 
     directory: Path
@@ -76,6 +80,7 @@ class WriteOptions(Struct, frozen=True):
     max_transfer_bytes: int | None = None
     chunks_have_checksums: bool = True
     base: Base | None = None
+    executor: Executor | None = None
 
 
 class BatchWriter:
@@ -250,7 +255,7 @@ async def _write(
     async def write_all(writes: Sequence[ArrayWrite]) -> None:
         await run_all(
             chain(
-                (run(*task) for task in parts_in_groups(writes, task_bytes)),
+                _large(writes, writer, options, task_bytes, run, progress),
                 (run_small(*batch) for batch in small_batches(small, task_bytes)),
             )
         )
@@ -265,7 +270,7 @@ async def _write(
             is_intact = await loop.run_in_executor(pool, incremental.refer, writer)
             if not is_intact:
                 await write_all(writes)  # also what the base step was known to hold
-        await loop.run_in_executor(pool, _finish, new, tied, writer, incremental)
+        await loop.run_in_executor(pool, _finish, new, tied, writer, incremental, options)
     except GeneratorExit:  # the loop is gone
         stopped.set()
         give_up()
@@ -278,11 +283,44 @@ async def _write(
         pool.shutdown()
 
 
+def _large(
+    writes: Sequence[ArrayWrite],
+    writer: ValueWriter,
+    options: WriteOptions,
+    task_bytes: int,
+    run: Callable[[Sequence[ArrayPart], int], Coroutine[object, object, None]],
+    progress: ProgressCounter,
+) -> Iterator[Coroutine[object, object, None]]:
+    """Yield what writes arrays part by part, in this process or in workers.
+
+    Args:
+        writes: The arrays.
+        writer: Where they are written.
+        options: Those of the batch.
+        task_bytes: Bytes of the parts that are written together.
+        run: Writes parts in this process.
+        progress: Counts what workers write.
+    """
+    executor = options.executor
+    if executor is None or options.base is not None or not isinstance(writer, DatabaseWriter):
+        yield from (run(*task) for task in parts_in_groups(writes, task_bytes))
+        return
+
+    def finished(parts: Sequence[ArrayPart]) -> None:
+        progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
+
+    sums = options.chunks_have_checksums
+    unit = WriteUnit(options.directory, options.data_file_bytes, sums, (), task_bytes)
+    groups = parts_in_groups(writes, min(task_bytes, UNIT_BYTES))
+    yield write_there(groups, writer, unit, executor, here=run, finished=finished)
+
+
 def _finish(
     writes: Sequence[ArrayWrite],
     tied: Sequence[TiedArray],
     writer: ValueWriter,
     incremental: IncrementalWrite | None,
+    options: WriteOptions,
 ) -> None:
     """Write what remains once all parts are written, and make all of it durable."""
     check_unchanged(writes)
@@ -293,6 +331,8 @@ def _finish(
     if incremental is not None:
         incremental.refer_to_equal(writer)
     write_tied(tied, writer, incremental)
+    if options.executor is not None:
+        writer.remove_other_files()
     writer.close()
     if incremental is not None:
         incremental.write_digests(writer)

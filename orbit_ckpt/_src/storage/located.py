@@ -17,7 +17,7 @@ from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
-from orbit_ckpt._src.tree.keypath import key_class, key_value
+from orbit_ckpt._src.tree.keypath import KeyPath, key_class, key_value
 
 _PROCESS_MEMORY = "memory:"
 
@@ -119,8 +119,12 @@ def is_shared(path: Path | str) -> bool:
 
 def for_other_process(read: ArrayRead) -> ArrayRead:
     """Return a read with a path whose keys are not JAX's, which would import it there."""
-    path = tuple(kind(key_value(key)) if (kind := key_class(key)) else key for key in read.path)
-    return structs.replace(read, path=path)
+    return structs.replace(read, path=own_path(read.path))
+
+
+def own_path(path: KeyPath) -> KeyPath:
+    """Return a path with keys of this library in place of JAX's."""
+    return tuple(kind(key_value(key)) if (kind := key_class(key)) else key for key in path)
 
 
 def _spec_to_share(store: ValueStore, name: str) -> Json | None:

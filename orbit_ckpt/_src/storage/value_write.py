@@ -238,6 +238,33 @@ class DatabaseWriter(ValueWriter):
         if self._uploads is not None:
             self._uploads.abort()
 
+    def detach(self) -> tuple[dict[str, Value], Manifest]:
+        """Make the values durable without an index; return them for the `refer` of another writer.
+
+        Returns:
+            The values, or their places, and the records of the data files.
+        """
+        for file in self._files:
+            file.close()
+        if self._uploads is not None:
+            self._uploads.wait()
+        values = {key.decode(): value for key, value in self._values.items()}
+        files, sizes = self._file_records()
+        return values, Manifest(files, database=DatabaseRecord(0, b"", sizes))
+
+    def remove_other_files(self) -> None:
+        """Remove data files that no value is in, which lost workers have left behind."""
+        files, sizes = self._file_records()
+        known = {*files, *sizes}
+        folder = self._root / OCDBT_DATA
+        if isinstance(folder, StorePath):
+            names = folder.keys_below()
+        else:
+            names = os.listdir(folder) if folder.is_dir() else []
+        for name in names:
+            if f"{OCDBT_DATA}/{name}" not in known:
+                (folder / name).unlink(missing_ok=True)
+
     def _file_with_room(self, nbytes: int) -> _DataFile | DataObject:
         """Return a data file with room for a value that no other thread is writing to."""
         with self._lock:
@@ -287,7 +314,18 @@ class DatabaseWriter(ValueWriter):
         return nodes[0]
 
     def _record(self, manifest: bytes, nodes: Sequence[bytes]) -> Manifest:
-        files = {OCDBT_MANIFEST: FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])}
+        files, sizes = self._file_records()
+        files[OCDBT_MANIFEST] = FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])
+        places = [(k, v.checksum) for k, v in self._values.items() if isinstance(v, Extent)]
+        checksums = [checksum for _, checksum in sorted(places)]
+        is_known = not self._whole_files and None not in checksums
+        packed = np.array(checksums, "<u4").tobytes() if is_known else b""
+        database = DatabaseRecord(index_checksum(nodes), packed, sizes)
+        return Manifest(files, tuple(sorted(sizes)), database=database)
+
+    def _file_records(self) -> tuple[dict[str, FileRecord], dict[str, int]]:
+        """Return the records of data files whose checksums are known, and the sizes of others."""
+        files: dict[str, FileRecord] = {}
         sizes: dict[str, int] = {}
         for part in self._parts:
             files |= part.files
@@ -298,12 +336,7 @@ class DatabaseWriter(ValueWriter):
                 sizes[file.name] = file.nbytes
             else:
                 files[file.name] = whole
-        places = [(k, v.checksum) for k, v in self._values.items() if isinstance(v, Extent)]
-        checksums = [checksum for _, checksum in sorted(places)]
-        is_known = not self._whole_files and None not in checksums
-        packed = np.array(checksums, "<u4").tobytes() if is_known else b""
-        database = DatabaseRecord(index_checksum(nodes), packed, sizes)
-        return Manifest(files, tuple(sorted(sizes)), database=database)
+        return files, sizes
 
 
 class _DataFile:

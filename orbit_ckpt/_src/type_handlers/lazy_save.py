@@ -24,6 +24,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     capability,
 )
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
+from orbit_ckpt._src.type_handlers.lazy_share import SharedLeaf
 
 _COMPARED_BYTES = 1 << 26
 """Maximum bytes held of an array that is read to compare it."""
@@ -96,10 +97,15 @@ def _lazy(value: object) -> LazyArray:
 def _snapshot(leaf: LazyLeaf, arg: SaveArgs) -> ArraySnapshot:
     source = _Compared(leaf) if leaf.has_sum else leaf
     shards = [
-        Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, source, region.start)))
+        Shard(region, _deferred(leaf, source, region))
         for region in ([whole(leaf.shape)] if arg.read_shapes else _regions(leaf))
     ]
     return ArraySnapshot(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
+
+
+def _deferred(leaf: LazyLeaf, source: LazyLeaf | _Compared, region: Region) -> DeferredData:
+    fetch = partial(_fetch, source, region.start)
+    return DeferredData(leaf.widest_dtype, fetch, SharedLeaf(leaf, region.start))
 
 
 class _Compared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from typing import Protocol
 
 from msgspec import Struct
@@ -54,6 +55,7 @@ class TreeSaveOptions(Struct, frozen=True):
         has_own_databases: Whether some type handlers have databases besides those of processes.
         staging: How leaves are copied, and what checks their records.
         base: The tree of an earlier step that an incremental save refers to; None for others.
+        executor: Where stored arrays are written; None for threads of this process.
         known: The arrays that the last incremental save has stored, and what it notes its own in.
     """
 
@@ -69,6 +71,7 @@ class TreeSaveOptions(Struct, frozen=True):
     has_own_databases: bool = False
     staging: StagingOptions = StagingOptions()
     base: Base | None = None
+    executor: Executor | None = None
     known: KnownArrays | None = None
 
     @property

@@ -203,6 +203,7 @@ class _TreeSave:
                 # nothing is known of the values in databases of other writers
                 chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
                 base=base,
+                executor=options.executor,
             )
         )
         return writer
