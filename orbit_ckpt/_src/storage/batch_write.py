@@ -25,7 +25,7 @@ from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
-from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.part_write import (
     ArrayPart,
@@ -77,12 +77,14 @@ class BatchWriter:
     Attributes:
         progress: Progress of the writing.
         record: The manifest's record of the database, after `commit`; None without a database.
+        values: What the database holds, after `commit`.
         reused: How much of an incremental save the base step holds, after `commit`.
     """
 
     def __init__(self, options: WriteOptions) -> None:
         self.progress = ProgressCounter()
         self.record: Manifest | None = None
+        self.values: Mapping[bytes, Value] = {}
         self.reused = ReusedBytes()
         self._options = options
         self._writes: list[ArrayWrite] = []
@@ -165,7 +167,8 @@ class BatchWriter:
             if isinstance(writer, DatabaseWriter) and self._tied:
                 writes, tied = without_tied(writes, self._tied)
             await _write(writes, small, writer, options, self.progress, incremental, tied)
-            self.record = writer.record if isinstance(writer, DatabaseWriter) else None
+            if isinstance(writer, DatabaseWriter):
+                self.record, self.values = writer.record, writer.values
             self.reused = incremental.reused if incremental is not None else ReusedBytes()
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):

@@ -31,12 +31,9 @@ from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt import (
-    check_files,
-    databases_below,
-    merge_databases,
-    write_part_record,
-)
+from orbit_ckpt._src.storage.ocdbt import check_files, databases_below
+from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
+from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.staging import copy_to_host_within
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -289,11 +286,18 @@ class _TreeSave:
         commits = [writer.commit() for writer in writers.values()]
         await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
         if self._options.has_parts:
-            for part, writer in writers.items():
-                if writer.record is not None:
-                    where = self._directory / part
-                    await asyncio.to_thread(write_part_record, where, writer.record)
+            await asyncio.to_thread(self._write_parts)
         await asyncio.to_thread(self._write_documents)
+
+    def _write_parts(self) -> None:
+        """Write what the processes that merge the databases need of them."""
+        starts = self._merge(()).ranges(self._options.process.count)
+        for part, writer in self._writers.items():
+            if writer.record is not None:
+                write_part(self._directory / part, writer.record, writer.values, starts)
+
+    def _merge(self, parts: Sequence[str]) -> DatabaseMerge:
+        return DatabaseMerge(self._directory, parts, self._arrays)
 
     def join(self) -> Manifest | None:
         """Check that all processes wrote parts of one tree, and merge them into one database.
@@ -315,7 +319,9 @@ class _TreeSave:
             has_others = self._options.has_other_writers or self._options.has_own_databases
             others = databases_below(self._directory) if has_others else []
             parts += [part for part in others if part not in parts]
-            return merge_databases(self._directory, parts, self._arrays)
+            merge = self._merge(parts)
+            starts = merge.ranges(process.count)
+            return merge.finish([merge.merge(starts, i) for i in range(len(starts) + 1)])
         if process.is_alone:
             return self._writers[self._main].record
         check_files(self._directory, self._arrays)
