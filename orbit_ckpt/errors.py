@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsafePathError,
         UnsupportedLeafError,
         VersionError,
+        WorkerLostError,
     )
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "UnsafePathError",
     "UnsupportedLeafError",
     "VersionError",
+    "WorkerLostError",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -75,7 +77,7 @@ __getattr__, __dir__ = lazy_names(
             "NotSupportedError, PluginConflictError, ProcessCountError, ProcessFailedError, "
             "ProcessTimeoutError, StepAlreadyExistsError, StepNotFoundError, StorageError, "
             "TransformError, TreeMismatchError, UnsafePathError, UnsupportedLeafError, "
-            "VersionError"
+            "VersionError, WorkerLostError"
         ),
     },
 )

@@ -17,6 +17,7 @@
     ├── ProcessCountError            (ValueError)  saved by another number of processes
     ├── ProcessFailedError           (RuntimeError)  another process of the program has failed
     ├── ProcessTimeoutError          (TimeoutError)  processes did not come in time
+    ├── WorkerLostError              (RuntimeError)  a worker of an executor ended early
     ├── TransformError               (ValueError)  rules do not fit a checkpoint or a target
     ├── MissingPackageError          (ImportError)   an optional package is not installed
     ├── AlreadyImportedError         (ImportError)   Orbax was imported before its replacement
@@ -212,6 +213,10 @@ class ProcessTimeoutError(CheckpointError, TimeoutError):
         super().__init__(message)
         self.process = process
         self.missing = dict(missing)
+
+
+class WorkerLostError(CheckpointError, RuntimeError):
+    """A worker of an executor ended early, and the executor does not repeat its work."""
 
 
 class MissingPackageError(CheckpointError, ImportError):

@@ -9,13 +9,14 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt._src.arrays.replicas import (
+from orbit_ckpt._src.arrays.broadcast import (
     broadcast,
-    can_broadcast,
     first_failure,
     replica_devices,
     sent_bytes,
+    unused_axes,
 )
+from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.arrays.transfer import local_regions
 from tests.support import make_mesh
 
@@ -39,9 +40,9 @@ def test_bits_of_one_replica_arrive_at_all(
     sharding = NamedSharding(mesh, P("b" if axis == 0 else "a"))
     target = jax.ShapeDtypeStruct((6, 8), kind, sharding=sharding)
     senders = replica_devices(mesh, axis, replica)
-    regions = {r for d, r in local_regions(sharding, (6, 8)).items() if d in senders}
-    parts = {region: values[region.slices] for region in regions}
-    array = broadcast(parts, target, axis=axis, senders=senders)
+    pieces = {d: [r] for d, r in local_regions(sharding, (6, 8)).items() if d in senders}
+    parts = {region: values[region.slices] for regions in pieces.values() for region in regions}
+    array = broadcast(parts, target, axes=[mesh.axis_names[axis]], pieces=pieces)
     assert array.sharding == sharding
     assert array.dtype == kind
     for shard in array.addressable_shards:
@@ -52,8 +53,25 @@ def test_bits_of_one_replica_arrive_at_all(
 def test_what_nobody_sends_is_zeros() -> None:
     sharding = NamedSharding(make_mesh(a=2, b=2), P("b"))
     target = jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)
-    array = broadcast({}, target, axis=0, senders=frozenset())
+    array = broadcast({}, target, axes=["a"], pieces={})
     assert not np.asarray(array).any()
+
+
+def test_pieces_of_several_devices_make_the_array_whole() -> None:
+    mesh = make_mesh(a=2, b=2, c=2)
+    values = np.arange(48, dtype=np.float16).reshape(8, 6)
+    sharding = NamedSharding(mesh, P("b"))
+    target = jax.ShapeDtypeStruct((8, 6), np.float16, sharding=sharding)
+    pieces: dict[jax.Device, list[Region]] = {}
+    for device, part in local_regions(sharding, (8, 6)).items():
+        a, _, c = np.argwhere(mesh.devices == device)[0]
+        row = part.start[0] + 2 * a + c  # the last device along `a` and `c` contributes two
+        rows = {(0, 0): 1, (0, 1): 1, (1, 0): 2}.get((int(a), int(c)), 0)
+        pieces[device] = [Region((int(row), 0), (1, 6)) for row in range(row, row + rows)]
+    parts = {region: values[region.slices] for regions in pieces.values() for region in regions}
+    array = broadcast(parts, target, axes=["a", "c"], pieces=pieces)
+    for shard in array.addressable_shards:
+        assert np.asarray(shard.data).tobytes() == values[shard.index].tobytes()
 
 
 @pytest.mark.parametrize("has_failed", [True, False])
@@ -64,8 +82,8 @@ def test_failure_is_known_to_all(has_failed: bool) -> None:
 
 def test_what_one_process_has_needs_no_sending() -> None:
     mesh = make_mesh(a=2, b=2)
-    assert not can_broadcast(NamedSharding(mesh, P("b")), np.dtype("f4"), 0)
-    assert not can_broadcast(SingleDeviceSharding(jax.devices()[0]), np.dtype("f4"), 0)
+    assert not unused_axes(NamedSharding(mesh, P("b")), np.dtype("f4"))
+    assert not unused_axes(SingleDeviceSharding(jax.devices()[0]), np.dtype("f4"))
 
 
 def test_replica_that_is_not_there_is_refused() -> None:

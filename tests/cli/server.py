@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
 import importlib
 import io
@@ -20,8 +19,6 @@ import termios
 import threading
 import traceback
 from typing import Any
-
-import typer.main
 
 from orbit_ckpt import _src
 from orbit_ckpt._src.cli import main
@@ -55,8 +52,6 @@ def warm_up() -> None:
     """Import all that commands need."""
     for module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
         importlib.import_module(module.name)
-    # every call of a Typer application builds its commands
-    typer.main.get_command = functools.cache(typer.main.get_command)
     for command in ("plugins", "--help"):
         sys.argv = ["orbit-ckpt", command]
         out = io.TextIOWrapper(io.BytesIO())

@@ -493,7 +493,7 @@ def test_a_reader_that_stops_early_is_no_error(run_directory: Path) -> None:
 
 
 def test_without_its_packages_it_says_what_to_install(fresh: Run, tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('No module', name='typer')")
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError('No module', name='click')")
     env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
     assert "orbit-ckpt[cli]" in fresh("ls", env=env, status=2).err
 

@@ -108,7 +108,7 @@ def test_plugins_tells_of_every_kind_what_can_be_used(run: Run) -> None:
         ("stores", "cloud"),
     }
     assert "missing" in errors["cli", "broken"]
-    assert "is no function and no typer.Typer" in errors["cli", "unfit"]
+    assert "is no click.Command, no typer.Typer and no function" in errors["cli", "unfit"]
     assert "is no function that opens a bucket" in errors["stores", "bad"]
     assert "name" in errors["policies", "odd"]
 

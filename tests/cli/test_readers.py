@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
-import typer
 
 from orbit_ckpt._src.cli.readers import parse_reader
 from tests.cli.conftest import Run
@@ -39,5 +39,5 @@ def test_commands_read_as_asked_for(cli: Run) -> None:
     ],
 )
 def test_a_reader_that_there_is_not_is_named(text: str, message: str) -> None:
-    with pytest.raises(typer.BadParameter, match=re.escape(message)):
+    with pytest.raises(click.BadParameter, match=re.escape(message)):
         parse_reader(text)

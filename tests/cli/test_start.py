@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import json
 import shlex
 import subprocess
@@ -13,12 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.app import app
-from orbit_ckpt._src.cli.examples import EXAMPLES
+from orbit_ckpt._src.cli.command import LazyCommand
 from tests.cli.conftest import ENVIRONMENT
 
 PUBLIC = sorted(Path(ocp.__file__).parent.glob("*.py"))
@@ -59,9 +59,8 @@ def run_in_turn(*commands: tuple[list[str], dict[str, str]]) -> list[tuple[int, 
 
 
 def test_version_and_help_import_no_slow_package() -> None:
-    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert "ls" in names
-    helps = [([name, "--help"], {}) for name in names]
+    helps = [([name, "--help"], {}) for name in app.commands]
+    assert (["ls", "--help"], {}) in helps
     for status, out, loaded in run_in_turn((["--version"], {}), (["--help"], {}), *helps):
         assert (status, loaded) == (0, [])
         assert out.startswith(("orbit-ckpt ", "Usage: "))
@@ -70,13 +69,13 @@ def test_version_and_help_import_no_slow_package() -> None:
 @pytest.mark.parametrize("words", ["orbit-ckpt ", "orbit-ckpt l", "orbit-ckpt ls --"])
 def test_completion_imports_no_slow_package(words: str) -> None:
     environment = {
-        "_ORBIT_CKPT_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
+        "_ORBIT_CKPT_COMPLETE": "bash_complete",
+        "COMP_WORDS": words.replace(" ", "\n"),
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
     ((status, out, loaded),) = run_in_turn(([], environment))
     assert (status, loaded) == (0, [])
-    assert {"ls", "--json"} & set(out.split())
+    assert {"plain,ls", "plain,--json"} & set(out.split())
 
 
 @pytest.fixture
@@ -190,17 +189,15 @@ def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
 def complete(*words: str, on: str = "bash") -> list[str]:
     """Return the completions of the last of several words, which bash has split."""
     environment = {
-        "_ORBIT_CKPT_COMPLETE": f"complete_{on}",
-        "COMP_WORDS": "\n".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-        "_TYPER_COMPLETE_ARGS": " ".join(words),
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_ORBIT_CKPT_COMPLETE": f"{on}_complete",
+        "COMP_WORDS": (" " if on == "fish" else "\n").join(words),
+        "COMP_CWORD": words[-1] if on == "fish" else str(len(words) - 1),
     }
     ((status, out, loaded),) = run_in_turn(([], environment))
     assert status == 0
     assert "jax" not in loaded
     assert "numpy" not in loaded
-    return out.splitlines()
+    return [value for kind, _, value in (line.partition(",") for line in out.splitlines()) if kind]
 
 
 @pytest.mark.slow
@@ -210,22 +207,27 @@ def test_completion_knows_steps_metrics_and_leaves(run_of_steps: Path, checkpoin
     assert complete("orbit-ckpt", "tree", run, "@", "best", ":", "l") == ["loss"]
     assert complete("orbit-ckpt", "show", run, "@", "latest", "") == ["w"]
     assert complete("orbit-ckpt", "show", str(checkpoint), "layers/1") == ["layers/1/w"]
-    assert complete("orbit-ckpt", "show", str(checkpoint / "none"), "l") in ([], [""])
+    assert complete("orbit-ckpt", "show", str(checkpoint / "none"), "l") == []
     fish = complete("orbit-ckpt", "tree", f"{run}@best", on="fish")
     assert fish == [f"{run}@best:loss"]
-    assert complete("orbit-ckpt", "tree", run[:-1], on="fish") == [f"{run}/"]
+    assert complete("orbit-ckpt", "tree", run[:-1]) == [run[:-1]]  # which the shell completes
 
 
 def test_every_command_has_an_example_that_it_understands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # there are no runs: each ends with an error about that
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert names == set(EXAMPLES)
-    for name, example in EXAMPLES.items():
+    for name, known in app.commands.items():
+        example = (known.epilog or "").removeprefix("Example: ")
         program, command, *arguments = shlex.split(example)
         assert (program, command) == ("orbit-ckpt", name)
-        known = get_command(app).commands[command]  # pyright: ignore[reportAttributeAccessIssue]
         known.make_context(command, arguments, resilient_parsing=False)
         shown = CliRunner().invoke(app, [name, "--help"], terminal_width=200).output
         assert f"Example: {example}" in shown
+
+
+def test_every_command_has_the_parameters_of_its_implementation() -> None:
+    for name, command in app.commands.items():
+        assert isinstance(command, LazyCommand)
+        wanted = set(inspect.signature(command.implementation()).parameters)
+        assert {parameter.name for parameter in command.params} == wanted, name

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
-from orbit_ckpt._src.cli.commands import prune, rm
+from orbit_ckpt._src.cli.commands import PRUNE, RM
 from orbit_ckpt._src.formats.runs import locate_run
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, inner_path
 from orbit_ckpt._src.storage.layout import MANIFEST, TREE_METADATA, Extent, Value
@@ -416,7 +416,7 @@ def test_the_root_of_all_directories_is_not_saved_to() -> None:
 def test_rm_removes_a_link_and_not_what_it_points_to(tmp_path: Path, slash: str) -> None:
     ocp.save(tmp_path / "real", {"a": 1})
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    rm(f"{tmp_path / 'link'}{slash}", yes=True)
+    RM.main([f"{tmp_path / 'link'}{slash}", "--yes"], standalone_mode=False)
     assert not os.path.lexists(tmp_path / "link")
     assert ocp.verify(tmp_path / "real").is_intact
 
@@ -425,7 +425,7 @@ def test_rm_does_not_follow_links_in_a_checkpoint(outside: Path) -> None:
     ocp.save(outside / "c", {"a": 1})
     (outside / "c" / "out").symlink_to(outside / "other")
     (outside / "c" / "loop").symlink_to(".")
-    rm(str(outside / "c"), yes=True)
+    RM.main([str(outside / "c"), "--yes"], standalone_mode=False)
     assert not (outside / "c").exists()
     assert (outside / "other" / "secret").read_bytes() == SECRET
 
@@ -435,6 +435,6 @@ def test_prune_removes_a_link_to_a_step_and_not_the_step(tmp_path: Path) -> None
     ocp.save(tmp_path / "run" / "2", {"a": 2})
     (tmp_path / "run" / "1").symlink_to(tmp_path / "real")
     (tmp_path / "run" / "loop").symlink_to(".")
-    prune(str(tmp_path / "run"), keep_last=1, yes=True)
+    PRUNE.main([str(tmp_path / "run"), "--keep-last", "1", "--yes"], standalone_mode=False)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["2", "loop"]
     assert ocp.verify(tmp_path / "real").is_intact

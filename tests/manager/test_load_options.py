@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sharding": {"sharding": ROWS, "skip": "step"},
     "map_leaf": {"map_leaf": lambda leaf, name: (name, np.shape(leaf))},
     "lazy": {"lazy": True},
+    "share_reads": {"share_reads": True},
     "progress": {"progress": lambda *_: None},
     "memory_limit": {"memory_limit": 100},
     "reader": {"reader": None},

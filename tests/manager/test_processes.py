@@ -382,29 +382,34 @@ def test_a_pin_holds_for_all(run: Run) -> None:
     assert same(run.call(lambda manager: manager.all_steps()), [3])
 
 
-def damaged_for(monkeypatch: pytest.MonkeyPatch, guilty: int, step: int) -> None:
-    """Let one process find the data of a step damaged."""
+def damaged_for(
+    monkeypatch: pytest.MonkeyPatch, guilty: int, step: int, *, shares_reads: bool = False
+) -> None:
+    """Let one process find the data of a step damaged; the others may wait for what it reads."""
     restore = ocp.Checkpointer.restore
     local = threading.local()
 
     def damaged(self: Any, path: Path, **given: Any) -> Any:
         if path.name == str(step) and getattr(local, "index", None) == guilty:
             raise CorruptionError(f"{path}: chunk 0 is damaged")
+        if path.name == str(step) and shares_reads:
+            raise ProcessFailedError(f"process {guilty} could not read", process=guilty)
         return restore(self, path, **given)
 
     monkeypatch.setattr(ocp.Checkpointer, "restore", damaged)
     monkeypatch.setattr(Run, "local", local, raising=False)
 
 
+@pytest.mark.parametrize("shares_reads", [False, True])
 @pytest.mark.parametrize("guilty", [0, 2])
 def test_all_go_back_to_the_step_that_all_can_read(
-    run: Run, guilty: int, monkeypatch: pytest.MonkeyPatch
+    run: Run, guilty: int, shares_reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.open()
     for step in (1, 2, 3):
         run.save(step)
     run.finish()
-    damaged_for(monkeypatch, guilty, 3)
+    damaged_for(monkeypatch, guilty, 3, shares_reads=shares_reads)
 
     def restore(index: int, **given: Any) -> Any:
         run.local.index = index  # pyright: ignore[reportAttributeAccessIssue] - set above

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.type_handlers import exchange
 from orbit_ckpt.errors import ProcessFailedError, StorageError
 from orbit_ckpt.type_handlers import (
     ArrayHandler,
@@ -175,6 +176,20 @@ def broadcast_cases(directory: Path, report: dict[str, Any]) -> None:
     check(tree, "mixed", wanted)
 
 
+def shared_reads(directory: Path, report: dict[str, Any]) -> None:
+    """Load what every number of processes has saved, sharing the reads of small replicas, too."""
+    exchange._LEAST_BYTES = 1  # pyright: ignore[reportPrivateUsage] - arrays that large take long
+    for saved in COUNTS:
+        for layout in LAYOUTS:
+            wanted = shardings(layout, mesh_for(layout))
+            with counted() as total:
+                tree = ocp.load(
+                    directory / f"{layout}_{saved}", like=targets(wanted), share_reads=True
+                )
+            check(tree, layout, wanted)
+            report["shared"][f"{layout}_{saved}"] = total[0]
+
+
 def failed_broadcast(directory: Path, report: dict[str, Any]) -> None:
     """Let the first process fail to read what it should send, then load again."""
     count = jax.process_count()
@@ -182,19 +197,24 @@ def failed_broadcast(directory: Path, report: dict[str, Any]) -> None:
     wanted = shardings("replicated", mesh_for("replicated"))
     original = BatchReader.read
 
+    def load(*, share_reads: bool) -> Any:
+        if share_reads:
+            return ocp.load(path, like=targets(wanted), share_reads=True)
+        return restore_with(SingleReplicaArrayHandler(), path, wanted)
+
     async def fail(self: BatchReader, reads: object) -> Any:  # noqa: ARG001 - as the method
         raise StorageError("the disk is on fire")
 
-    if jax.process_index() == 0:
-        BatchReader.read = fail
-    try:
-        restore_with(SingleReplicaArrayHandler(), path, wanted)
-    except (StorageError, ProcessFailedError) as error:
-        report["failure"] = [type(error).__name__, str(error)]
-    finally:
-        BatchReader.read = original
-    tree = restore_with(SingleReplicaArrayHandler(), path, wanted)
-    check(tree, "replicated", wanted)
+    for share_reads in (False, True):
+        if jax.process_index() == 0:
+            BatchReader.read = fail
+        try:
+            load(share_reads=share_reads)
+        except (StorageError, ProcessFailedError) as error:
+            report[f"failure_{share_reads}"] = [type(error).__name__, str(error)]
+        finally:
+            BatchReader.read = original
+        check(load(share_reads=share_reads), "replicated", wanted)
 
 
 def disagreements(directory: Path, report: dict[str, Any]) -> None:
@@ -299,6 +319,7 @@ SCENARIOS = {
     "ours": (
         save_and_load,
         broadcast_cases,
+        shared_reads,
         failed_broadcast,
         disagreements,
         replica_options,
@@ -314,7 +335,8 @@ def main(index: int, count: int, devices: int, port: int, scenario: str, directo
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
     assert len(jax.local_devices()) == devices
-    report: dict[str, Any] = {"loaded": [], "read": {}, "broadcast": {}, "disagreed": {}}
+    report: dict[str, Any] = {"loaded": [], "read": {}, "disagreed": {}}
+    report |= {"broadcast": {}, "shared": {}}
     for step in SCENARIOS[scenario]:
         step(directory, report)
     if count > 1:

@@ -234,12 +234,29 @@ def test_some_of_all_processes_save_while_others_save(directory: Path, reports: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", SEVERAL)
-def test_failure_of_the_replica_that_reads_is_raised_on_all(reports: Reports, count: int) -> None:
-    assert reports[count, 0]["failure"] == ["StorageError", "the disk is on fire"]
-    for index in range(1, count):
-        kind, text = reports[count, index]["failure"]
+@pytest.mark.parametrize("share_reads", [False, True])
+def test_failure_of_a_process_that_reads_for_others_is_raised_on_all(
+    reports: Reports, count: int, share_reads: bool
+) -> None:
+    found = [reports[count, index][f"failure_{share_reads}"] for index in range(count)]
+    assert found[0] == ["StorageError", "the disk is on fire"]
+    for kind, text in found[1:]:
         assert kind == "ProcessFailedError"
-        assert text.startswith("process 0, which reads arrays for all others, could not read them")
+        assert text.startswith("process 0, which reads parts of arrays for the others, could not")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+@pytest.mark.parametrize("saved", COUNTS)
+@pytest.mark.parametrize("layout", ["replicated", "mixed"])
+def test_shared_reads_read_every_byte_once(
+    directory: Path, reports: Reports, layout: str, saved: int, count: int
+) -> None:
+    stored = stored_bytes(directory / f"{layout}_{saved}", layout)
+    read = [reports[count, index]["shared"][f"{layout}_{saved}"] for index in range(count)]
+    others = 100  # the numpy array and the number, which all processes read
+    assert stored <= sum(read) <= stored + count * others
+    assert max(read) - min(read) < stored / 2  # about equally
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from tests.incremental.test_incremental import new_bytes
 from tests.multiprocess import worker
 from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
 from tests.programs import Program
@@ -137,11 +139,19 @@ def test_any_process_may_be_primary_or_save_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_save_in_full_and_say_so(tmp_path: Path) -> None:
+def test_several_processes_save_incrementally(tmp_path: Path) -> None:
     ocp.save(tmp_path / "by_one", make_tree())
     for process in run("incremental", tmp_path):
         assert_done(process)
-    for step in range(2):
-        assert ocp.verify(tmp_path / f"{step}").is_intact
-    ocp.save(tmp_path / "2", make_tree(), base=tmp_path / "1")
-    check_tree(ocp.load(tmp_path / "2"))
+    assert not (tmp_path / "refused").exists()
+    full = new_bytes(tmp_path / "0")
+    assert new_bytes(tmp_path / "1", tmp_path / "0") < full / 2
+    shutil.rmtree(tmp_path / "0")
+    shutil.rmtree(tmp_path / "1")
+    for path in [tmp_path / "2", *(tmp_path / "run").glob("[0-9]")]:
+        assert ocp.verify(path).is_intact
+        assert len([*path.rglob("orbit_digests")]) == 1  # none is left of a process
+    check_tree({**ocp.load(tmp_path / "2"), "step": 7})
+    handle = ocp.save_async(tmp_path / "3", ocp.load(tmp_path / "2"), base=tmp_path / "2")
+    handle.result()
+    check_tree({**ocp.load(tmp_path / "3"), "step": 7})

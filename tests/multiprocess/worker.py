@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
+from orbit_ckpt._src.storage import incremental as incremental_save
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.path import resolve_path
@@ -26,7 +27,7 @@ from orbit_ckpt.type_handlers import (
     SingleReplicaArrayHandler,
     create_type_handler_registry,
 )
-from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
+from tests.multiprocess.trees import OTHERS, check_tree, make_mesh, make_shardings, make_tree
 
 LONG_S, SHORT_S = 60.0, 4.0
 
@@ -342,15 +343,76 @@ def hosts(directory: Path) -> None:
         assert "and this one saves alone" in str(error), error
 
 
+def frozen_arrays() -> dict[str, jax.Array]:
+    """Return outputs of compiled functions, two of which are one array."""
+    large, everywhere = (make_shardings(make_mesh())[name] for name in ("large", "replicated"))
+    sharded = jax.jit(
+        lambda: jax.numpy.arange(1 << 17).reshape(256, -1) * 7919, out_shardings=large
+    )
+    tied = jax.jit(lambda: jax.numpy.arange(1 << 16) * 7907, out_shardings=everywhere)()
+    return {"sharded": sharded(), "embed": tied, "head": tied}
+
+
 def incremental(directory: Path) -> None:
-    """Save from a base of one process, and from one of several; each writes all of its part."""
-    tree = make_tree()
-    for step, base in enumerate((directory / "by_one", directory / "0")):
-        handle = ocp.save_async(directory / f"{step}", tree, base=base)
+    """Save steps, of which each process shares its part with the step before."""
+    index = jax.process_index()
+    tree = {**make_tree(), "frozen": frozen_arrays()}
+
+    def save(path: Path, base: Path, **changed: Any) -> Any:
+        handle = ocp.save_async(path, {**tree, **changed}, base=base)
         result(handle)
-        assert handle.reused.referred == 0
-        assert "several processes save" in str(handle.reused.why_not)
-        check_tree(ocp.load(directory / f"{step}", like=tree))
+        found = ocp.load(path, like=tree)
+        check_tree({**found, **OTHERS})
+        for name, array in tree["frozen"].items():
+            for one, other in zip(
+                array.addressable_shards, found["frozen"][name].addressable_shards, strict=True
+            ):
+                np.testing.assert_array_equal(one.data, other.data)
+        return handle.reused
+
+    reused = save(directory / "0", directory / "by_one")
+    assert reused.referred == 0
+    assert "saved by 1 process, not by 2" in str(reused.why_not)
+    reused = save(directory / "1", directory / "0", step=8)
+    assert reused.why_not is None
+    assert reused.referred > 10_000  # each process shares its own part
+    if index == 1:
+        largest = max((directory / "1/ocdbt.process_1/d").iterdir(), key=lambda f: f.stat().st_size)
+        largest.unlink()
+    reused = save(directory / "2", directory / "1", step=9)
+    assert (reused.referred > 10_000) == (index == 0)
+    assert ("cannot be linked" in str(reused.why_not)) == (index == 1)
+    error = raised_by(lambda: save(directory / "refused", directory / f"{2 * index}"))
+    assert "refer to different earlier checkpoints" in str(error), error
+    error = raised_by(lambda: result(alike(directory / "refused", tree, is_incremental=index == 0)))
+    assert "do not save alike" in str(error), error
+    by_identity(directory / "run", tree)
+
+
+def alike(path: Path, tree: object, *, is_incremental: bool) -> ocp.SaveHandle:
+    return ocp.save_async(path, tree, base=path.with_name("2") if is_incremental else None)
+
+
+def by_identity(root: Path, tree: dict[str, Any]) -> None:
+    """Save arrays that are the same objects, which are not hashed again but in a full step."""
+    hashed: list[int] = []
+    original = incremental_save.digest_of
+
+    def count(pieces: Any) -> bytes:
+        buffers = list(pieces)
+        hashed.append(sum(memoryview(piece).nbytes for piece in buffers))
+        return original(buffers)
+
+    incremental_save.digest_of = count
+    options = ocp.CheckpointManagerOptions(incremental=True, full_every=3)
+    with ocp.CheckpointManager(root, options=options) as run:
+        for step in range(4):
+            hashed.clear()
+            run.save(step, args=ocp.args.StandardSave({**tree, "step": step}))
+            run.wait_until_finished()
+            assert (sum(hashed) > 100_000) == (step in (0, 3)), (step, sum(hashed))
+            assert run.restore(step)["step"] == step
+    incremental_save.digest_of = original
 
 
 def main(index: int, count: int, port: int, scenario: str, directory: str) -> None:

@@ -108,7 +108,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_told(store: Store) -> None:
 
 def chunk_extent(store: Store, index: Shape) -> Extent:
     reader = store.reader()
-    value = reader._store.find(layout_of(reader).chunk_key("w", index))
+    value = reader.store.find(layout_of(reader).chunk_key("w", index))
     assert isinstance(value, Extent)
     return value
 

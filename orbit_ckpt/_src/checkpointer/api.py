@@ -232,6 +232,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     map_leaf: Callable[[Any, str], object] | None = None,
     report: bool = False,
     lazy: bool = False,
+    share_reads: bool = False,
     reader: Format | None = None,
     memory_limit: int | None = None,
     progress: bool | Progress | None = None,
@@ -276,6 +277,10 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         lazy: Whether array leaves are returned as `LazyArray`, which are read on access and can be
             saved without being read first. The checkpoint must exist until then. Scalars, strings
             and leaves that rules compute are read at once; a report counts all leaves as read.
+        share_reads: Whether processes of `jax.distributed` that need the same part of an array each
+            read pieces of it and send them to one another over the devices' network, so that it is
+            read from storage once. All processes with devices in the mesh must load the same
+            leaves. It pays where that network is faster than the storage.
         reader: The format to read, which may have its own options, such as those of
             `orbit_ckpt.t5x`; None detects it.
         memory_limit: Most bytes of host memory, besides the result, for data being read, cast or
@@ -295,6 +300,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         TransformError: Rules or patterns do not fit the checkpoint.
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
+        ProcessFailedError: Reads are shared, and another process could not read its pieces.
     """
     place = resolve_path(path)
     options = restore_options(
@@ -310,6 +316,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         sharding=sharding,
         map_leaf=map_leaf,
         lazy=lazy,
+        share_reads=share_reads,
         reader=reader,
     )
     trees = _within(memory_limit)
@@ -328,7 +335,7 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
     Args:
         path: As for `load`.
         like: As for `load`.
-        **options: Those of `load`, except `map_leaf`, `report` and `lazy`.
+        **options: Those of `load`, except `map_leaf`, `report`, `lazy` and `share_reads`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.

@@ -67,6 +67,7 @@ class LoadOptions(PlanOptions, total=False):
 
     map_leaf: Callable[[Any, str], object] | None
     lazy: bool
+    share_reads: bool
     progress: bool | Progress | None
 
 
@@ -98,6 +99,8 @@ def restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpti
         options["strict"] = as_flag("strict", options["strict"])
     if "lazy" in options:
         options["lazy"] = as_flag("lazy", options["lazy"])
+    if "share_reads" in options:
+        options["share_reads"] = as_flag("share_reads", options["share_reads"])
     check_callable("map_leaf", options.get("map_leaf"), "Give one that takes a leaf and its name.")
     for name, values in _CHOICES.items():
         value: object = options.get(name, values[0])

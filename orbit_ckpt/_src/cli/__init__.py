@@ -11,7 +11,7 @@ import os
 import sys
 from typing import cast
 
-EXTRA = ("rich", "typer")
+EXTRA = ("click", "rich")
 """The packages of the extra `cli`."""
 
 _ADVICE = "The command line needs more packages: pip install 'orbit-ckpt[cli]'."

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
+import click
 import jax
 import numpy as np
-import typer
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_verified
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
@@ -27,12 +29,25 @@ from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.verifier import verify as verify_path
 
 
-def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
+def verify(
+    path: str,
+    memory: int,
+    workers: int | None,
+    dask: str | None,
+    reader: str | None,
+    as_json: bool,
+) -> None:
     """Read every byte of a checkpoint or a run; exit with 1 if something is damaged."""
     known = parse_reader(reader)
     root = select_step(path)
-    with progress_bar("Checking") as progress:
-        report = verify_path(root, max_bytes=memory * 10**6, progress=progress, reader=known)
+    with open_executor(workers, dask) as executor, progress_bar("Checking") as progress:
+        report = verify_path(
+            root,
+            max_bytes=memory * 10**6,
+            progress=progress,
+            reader=known,
+            executor=executor,
+        )
     for checkpoint in report.checkpoints:
         damaged = sum(Path(one.checkpoint) == checkpoint for one in report.damage)
         record_verified(checkpoint, damaged)
@@ -71,7 +86,7 @@ def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
     else:
         echo(str(report), style=None if report else "red")
     if report.damage:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
     if report.unverifiable:
         count = len({one.checkpoint for one in report.unverifiable})
         raise VersionError(
@@ -80,26 +95,17 @@ def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
         )
 
 
-Choice = Literal["error", "skip"]
-
-
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     rules: Path | None,
     like: str | None,
-    only: list[str],
-    skip: list[str],
-    missing: str,
-    unexpected: str,
+    only: Sequence[str],
+    skip: Sequence[str],
+    missing: Literal["error", "skip"],
+    unexpected: Literal["error", "ignore"],
     as_json: bool,
 ) -> None:
     """Show what a restore would do, leaf by leaf; exit with 1 if it would fail."""
-    for name, value, allowed in (
-        ("--missing", missing, ("error", "skip")),
-        ("--unexpected", unexpected, ("error", "ignore")),
-    ):
-        if value not in allowed:
-            raise typer.BadParameter(f"{name} is {value!r}; give {' or '.join(allowed)}.")
     root = find_checkpoint(path)
     request = RestoreOptions(
         target=None if like is None else _target(find_checkpoint(like)),
@@ -107,8 +113,8 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
         transforms=read_rules(rules) if rules is not None else (),
         only=only or None,
         skip=skip or None,
-        missing=cast(Literal["error", "skip"], missing),
-        unexpected=cast(Literal["error", "ignore"], unexpected),
+        missing=missing,
+        unexpected=unexpected,
     )
     try:
         found = TreeIO().explain(root, request, on_host=True)
@@ -117,7 +123,7 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
             print_json("plan", path=root, possible=False, error=str(error))
         else:
             echo(f"cannot be restored: {error}", style="red")
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     if as_json:
         _print_plan(root, found)
     else:

@@ -1,474 +1,380 @@
-"""The commands and their options.
-
-A command imports its implementation when it runs: most need JAX, whose import takes a second, while
-help, version and completion do not.
-"""
+"""The commands: arguments, options and help."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from click import Argument, Choice, FloatRange, IntRange, Option
+from click import Path as FilePath
 
-from orbit_ckpt._src.cli.options import (
+from orbit_ckpt._src.cli.command import LazyCommand
+from orbit_ckpt._src.cli.parameters import (
     CHECKPOINT,
     DESTINATION,
-    FILTER_OPTION,
     FIRST,
-    JSON_OPTION,
-    KEEP_BEST,
-    KEEP_EVERY,
-    KEEP_LAST,
+    JSON,
+    KEEPING,
     LEAF,
-    LOWEST,
-    MEMORY_OPTION,
-    METRIC,
-    ONLY_OPTION,
-    OUTPUT,
-    POLICY,
-    READER_OPTION,
-    RULES_OPTION,
+    MEMORY,
+    ONLY,
+    ONLY_PART,
+    READER,
+    READING,
+    RULES,
     RUN,
     RUN_OR_STEP,
     SECOND,
-    SKIP_OPTION,
+    SKIP,
+    SOURCE,
     STEP,
+    STEP_SOURCE,
     STEPS,
-    STEPS_OPTION,
-    VERIFY_OPTION,
+    WORKERS,
     YES,
-    Order,
+    flag,
+    pattern_option,
+    whole_number,
 )
 
-
-def ls(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, RUN_OR_STEP],
-    keep_last: Annotated[int | None, KEEP_LAST] = None,
-    keep_every: Annotated[int | None, KEEP_EVERY] = None,
-    keep_best: Annotated[int | None, KEEP_BEST] = None,
-    metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool | None, LOWEST] = None,
-    policy: Annotated[str | None, POLICY] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """List the steps of a run, or the items of a checkpoint.
+LS = LazyCommand(
+    "listing:ls",
+    RUN_OR_STEP,
+    *KEEPING,
+    JSON,
+    text="""List the steps of a run, or the items of a checkpoint.
 
     A column shows which of the run's retention rules keeps each step, or, with the options of
     `prune`, which of those would.
-    """
-    from orbit_ckpt._src.cli import listing  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt ls runs/a --keep-last 3 --keep-best 1 --metric loss",
+)
 
-    listing.ls(path, keep_last, keep_every, keep_best, metric, lowest, policy, as_json)
+TREE = LazyCommand(
+    "draw:tree",
+    CHECKPOINT,
+    ONLY,
+    whole_number("--depth", "Group leaves by their first N keys.", "N"),
+    Option(["--sort"], type=Choice(["tree", "name", "size"]), default="tree", help="Sort order."),
+    Option(
+        ["--columns"],
+        help="Columns, separated by commas: type, size, share, sharding, chunks, compression, "
+        "dtype, shape, bytes.",
+        metavar="NAMES",
+    ),
+    flag("--flat", "List leaves by their whole names instead."),
+    READER,
+    JSON,
+    text="Draw a checkpoint's tree: shape, dtype, size and sharding of every leaf.",
+    example="orbit-ckpt tree runs/a --depth 2 --sort size --columns size,share",
+)
 
-
-def tree(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, CHECKPOINT],
-    patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Group leaves by their first N keys.", metavar="N")
-    ] = None,
-    sort: Annotated[Order, typer.Option(help="Sort order.")] = Order.TREE,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            help="Columns, separated by commas: type, size, share, sharding, chunks, compression, "
-            "dtype, shape, bytes.",
-            metavar="NAMES",
-        ),
-    ] = None,
-    flat: Annotated[
-        bool, typer.Option("--flat", help="List leaves by their whole names instead.")
-    ] = False,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Draw a checkpoint's tree: shape, dtype, size and sharding of every leaf."""
-    from orbit_ckpt._src.cli import draw  # noqa: PLC0415 - see above
-
-    draw.tree(path, patterns, depth, sort, columns, flat, reader, as_json)
-
-
-def show(
-    path: Annotated[str, CHECKPOINT],
-    leaf: Annotated[str, LEAF],
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Print one leaf: metadata, statistics and corner values.
+SHOW = LazyCommand(
+    "show:show",
+    CHECKPOINT,
+    LEAF,
+    MEMORY,
+    READER,
+    JSON,
+    text="""Print one leaf: metadata, statistics and corner values.
 
     Of several leaves, all that match the pattern.
-    """
-    from orbit_ckpt._src.cli import show  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt show runs/a@best:loss 'params/*/kernel'",
+)
 
-    show.show(path, leaf, memory, reader, as_json)
-
-
-def stats(
-    path: Annotated[str, CHECKPOINT],
-    patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
-    fail_on_nan: Annotated[
-        bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
-    ] = False,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Print statistics of every leaf.
+STATS = LazyCommand(
+    "values:stats",
+    CHECKPOINT,
+    ONLY,
+    flag("--fail-on-nan", "Exit with 1 if there is a NaN or an infinity."),
+    MEMORY,
+    READER,
+    JSON,
+    text="""Print statistics of every leaf.
 
     These are minimum, maximum, mean, L2 norm, and counts of NaN and infinite values, which are
     excluded from the other statistics.
-    """
-    from orbit_ckpt._src.cli import values  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt stats runs/a --only 'params/**' --fail-on-nan",
+)
 
-    values.stats(path, patterns, fail_on_nan, memory, reader, as_json)
-
-
-def diff(  # noqa: PLR0913, PLR0917 - options of a command
-    a: Annotated[str, FIRST],
-    b: Annotated[str, SECOND],
-    values: Annotated[bool, typer.Option("--values", help="Compare values too.")] = False,
-    only: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
-    rtol: Annotated[
-        float,
-        typer.Option(
-            min=0, help="With --values, accept |a - b| <= atol + rtol * |b|.", metavar="X"
-        ),
-    ] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="See --rtol.", metavar="X")] = 0.0,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Print all lines instead of twenty per section.")
-    ] = False,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Compare two checkpoints; exit with 1 if they differ.
+DIFF = LazyCommand(
+    "diff:diff",
+    FIRST,
+    SECOND,
+    flag("--values", "Compare values too."),
+    ONLY,
+    Option(
+        ["--rtol"],
+        type=FloatRange(min=0),
+        default=0.0,
+        help="With --values, accept |a - b| <= atol + rtol * |b|.",
+        metavar="X",
+    ),
+    Option(["--atol"], type=FloatRange(min=0), default=0.0, help="See --rtol.", metavar="X"),
+    flag("everything --all", "Print all lines instead of twenty per section."),
+    READER,
+    JSON,
+    text="""Compare two checkpoints; exit with 1 if they differ.
 
     Changed values are sorted by their relative change, |a - b| / |a|. Checkpoints of different
     formats compare leaf by leaf, even if one is nested and the other flat.
-    """
-    from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt diff runs/a@1000 runs/a --values --rtol 1e-3",
+)
 
-    command.diff(a, b, values, only, rtol, atol, everything, reader, as_json)
-
-
-def du(
-    path: Annotated[str, RUN_OR_STEP],
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Show what takes the disk space of a run or a checkpoint.
-
-    Bytes that steps share by hard links are counted once in the total.
-    """
-    from orbit_ckpt._src.cli import usage  # noqa: PLC0415 - see above
-
-    usage.du(path, as_json)
-
-
-def watch(
-    path: Annotated[str, RUN],
-    interval: Annotated[
-        float, typer.Option(min=0.05, help="Seconds between two looks.", metavar="SECONDS")
-    ] = 2.0,
-    until: Annotated[
-        int | None, typer.Option(help="End when this step exists.", metavar="STEP")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON for every step.")
-    ] = False,
-) -> None:
-    """Follow a run: print steps as they appear, with sizes and metrics.
-
-    On a terminal, the last line shows saves in progress and the time left.
-    """
-    from orbit_ckpt._src.cli import watch as command  # noqa: PLC0415 - see above
-
-    command.watch(path, interval, until, as_json)
-
-
-def export(
-    path: Annotated[str, CHECKPOINT],
-    leaf: Annotated[str, LEAF],
-    output: Annotated[Path, OUTPUT],
-    cast: Annotated[
-        str | None, typer.Option(help="Convert to this dtype, such as float32.", metavar="DTYPE")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Write a leaf to a .npy file, or several to a .npz file."""
-    from orbit_ckpt._src.cli import export as command  # noqa: PLC0415 - see above
-
-    command.export(path, leaf, output, cast, overwrite, reader, as_json)
-
-
-def pin(paths: Annotated[list[str], STEPS], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
-    """Protect steps from deletion."""
-    from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
-
-    pins.pin(paths, as_json)
-
-
-def unpin(
-    paths: Annotated[list[str], STEPS], as_json: Annotated[bool, JSON_OPTION] = False
-) -> None:
-    """Stop protecting steps from deletion."""
-    from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
-
-    pins.unpin(paths, as_json)
-
-
-def verify(
-    path: Annotated[str, RUN_OR_STEP],
-    memory: Annotated[
-        int, typer.Option("--memory", min=1, help="Memory limit, approximate.", metavar="MB")
-    ] = 256,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Check every byte of a checkpoint or a run.
+VERIFY = LazyCommand(
+    "check:verify",
+    RUN_OR_STEP,
+    whole_number("--memory", "Memory limit, approximate.", "MB", default=256),
+    *WORKERS,
+    READER,
+    JSON,
+    text="""Check every byte of a checkpoint or a run.
 
     Exit with 1 if any is damaged; with 2 if nothing is damaged but a checkpoint has a version that
     cannot be verified.
-    """
-    from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt verify runs/a@latest",
+)
 
-    check.verify(path, memory, reader, as_json)
+DU = LazyCommand(
+    "usage:du",
+    RUN_OR_STEP,
+    JSON,
+    text="""Show what takes the disk space of a run or a checkpoint.
 
+    Bytes that steps share by hard links are counted once in the total.
+    """,
+    example="orbit-ckpt du runs/a",
+)
 
-def plan(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, CHECKPOINT],
-    rules: Annotated[Path | None, RULES_OPTION] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(help="Restore into this checkpoint's structure.", metavar="CHECKPOINT"),
-    ] = None,
-    only: Annotated[list[str], ONLY_OPTION] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], SKIP_OPTION] = [],  # noqa: B006 - copied
-    missing: Annotated[
-        str,
-        typer.Option(help="For leaves that only --like has: error or skip.", metavar="error|skip"),
-    ] = "error",
-    unexpected: Annotated[
-        str,
-        typer.Option(help="For leaves that --like lacks: error or ignore.", metavar="error|ignore"),
-    ] = "error",
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Show what a restore would do, leaf by leaf.
+WATCH = LazyCommand(
+    "watch:watch",
+    RUN,
+    Option(
+        ["--interval"],
+        type=FloatRange(min=0.05),
+        default=2.0,
+        help="Seconds between two looks.",
+        metavar="SECONDS",
+    ),
+    Option(["--until"], type=int, help="End when this step exists.", metavar="STEP"),
+    flag("as_json --json", "Print one line of JSON for every step."),
+    text="""Follow a run: print steps as they appear, with sizes and metrics.
 
-    Exit with 1 if it would fail.
-    """
-    from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
+    On a terminal, the last line shows saves in progress and the time left.
+    """,
+    example="orbit-ckpt watch runs/a --until 10000",
+)
 
-    check.plan(path, rules, like, only, skip, missing, unexpected, as_json)
-
-
-def report(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, RUN_OR_STEP],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
-    ] = Path("report.html"),
-    stats: Annotated[
-        bool, typer.Option("--stats/--no-stats", help="Read values for statistics.")
-    ] = True,
-    steps: Annotated[int, STEPS_OPTION] = 10,
-    verify: Annotated[bool, VERIFY_OPTION] = False,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    keep_last: Annotated[int | None, KEEP_LAST] = None,
-    keep_every: Annotated[int | None, KEEP_EVERY] = None,
-    keep_best: Annotated[int | None, KEEP_BEST] = None,
-    metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool | None, LOWEST] = None,
-    policy: Annotated[str | None, POLICY] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Write an HTML page about a checkpoint or a run.
+REPORT = LazyCommand(
+    "report.command:report",
+    RUN_OR_STEP,
+    Option(
+        ["--output", "-o"],
+        type=FilePath(path_type=Path),
+        default=Path("report.html"),
+        help="File to write.",
+        metavar="FILE",
+    ),
+    *READING,
+    *KEEPING,
+    JSON,
+    text="""Write an HTML page about a checkpoint or a run.
 
     The page shows the state of every step, what changes from step to step, and every leaf: size,
     statistics, histogram, sharding. It is one self-contained file. Damage is shown, and makes the
     exit code 1.
-    """
-    from orbit_ckpt._src.cli import targets  # noqa: PLC0415 - see above
-    from orbit_ckpt._src.cli.report import command, document  # noqa: PLC0415 - see above
-    from orbit_ckpt._src.cli.runs import Keeping  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt report runs/a --output report.html",
+)
 
-    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest, policy)
-    options = document.ReportOptions(stats, steps, verify, memory, keeping)
-    command.report(str(targets.select_step(path)), output, options, as_json)
-
-
-def serve(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, RUN_OR_STEP],
-    host: Annotated[str, typer.Option(help="Address to listen on.", metavar="ADDRESS")] = (
-        "127.0.0.1"
+SERVE = LazyCommand(
+    "report.serve:serve",
+    RUN_OR_STEP,
+    Option(["--host"], default="127.0.0.1", help="Address to listen on.", metavar="ADDRESS"),
+    Option(["--port"], type=IntRange(0, 65535), default=8321, help="Port; 0 for any."),
+    Option(
+        ["interval_s", "--interval"],
+        type=FloatRange(min=0.1),
+        default=10.0,
+        help="Look for new steps every S seconds.",
+        metavar="S",
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any.")] = 8321,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Look for new steps every S seconds.", metavar="S")
-    ] = 10.0,
-    stats: Annotated[
-        bool, typer.Option("--stats/--no-stats", help="Read values for statistics.")
-    ] = True,
-    steps: Annotated[int, STEPS_OPTION] = 10,
-    verify: Annotated[bool, VERIFY_OPTION] = False,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-) -> None:
-    """Serve the page of `report` and update it while the run is trained.
+    *READING,
+    text="""Serve the page of `report` and update it while the run is trained.
 
     Each new step is read once. By default only programs on this machine can open the page. Ctrl+C
     ends it.
-    """
-    from orbit_ckpt._src.cli.report import document, serve  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt serve runs/a --port 8080",
+)
 
-    options = document.ReportOptions(stats, steps, verify, memory)
-    serve.serve(path, options, host, port, interval)
+PLAN = LazyCommand(
+    "check:plan",
+    CHECKPOINT,
+    RULES,
+    Option(
+        ["--like"],
+        help="Restore into this checkpoint's structure.",
+        metavar="CHECKPOINT",
+    ),
+    ONLY_PART,
+    SKIP,
+    Option(
+        ["--missing"],
+        type=Choice(["error", "skip"]),
+        default="error",
+        help="For leaves that only --like has.",
+    ),
+    Option(
+        ["--unexpected"],
+        type=Choice(["error", "ignore"]),
+        default="error",
+        help="For leaves that --like lacks.",
+    ),
+    JSON,
+    text="""Show what a restore would do, leaf by leaf.
 
+    Exit with 1 if it would fail.
+    """,
+    example="orbit-ckpt plan runs/a --rules rules.toml --like runs/b",
+)
 
-def convert(  # noqa: PLR0913, PLR0917 - options of a command
-    source: Annotated[str, CHECKPOINT],
-    destination: Annotated[str, DESTINATION],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="The format to write: orbit, safetensors, flax, t5x, or a plug-in's. Not needed "
-            "for a destination that ends in .safetensors.",
-            metavar="FORMAT",
-        ),
-    ] = None,
-    rules: Annotated[Path | None, RULES_OPTION] = None,
-    cast: Annotated[
-        list[str],
-        typer.Option(
-            help="Cast numbers of the dtype's kind: 'bfloat16' for all leaves, "
-            "'params/**=bfloat16' for matching leaves. May be repeated; the first match counts.",
-            metavar="[PATTERN=]DTYPE",
-        ),
-    ] = [],  # noqa: B006 - Typer copies it
-    only: Annotated[list[str], ONLY_OPTION] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], SKIP_OPTION] = [],  # noqa: B006 - copied
-    max_shard_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="In a directory of safetensors files, start a new file above N bytes.",
-            metavar="N",
-        ),
-    ] = None,
-    inline: Annotated[
-        list[str],
-        typer.Option(
-            help="For t5x: write matching arrays into its file 'checkpoint'.", metavar="PATTERN"
-        ),
-    ] = [],  # noqa: B006 - copied
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file or checkpoint.")
-    ] = False,
-    reader: Annotated[str | None, READER_OPTION] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Convert a checkpoint of any format to another format.
+CONVERT = LazyCommand(
+    "convert:convert",
+    SOURCE,
+    DESTINATION,
+    Option(
+        ["--to"],
+        help="The format to write: orbit, safetensors, flax, t5x, or a plug-in's. Not needed for a "
+        "destination that ends in .safetensors.",
+        metavar="FORMAT",
+    ),
+    RULES,
+    Option(
+        ["--cast"],
+        multiple=True,
+        help="Cast numbers of the dtype's kind: 'bfloat16' for all leaves, 'params/**=bfloat16' "
+        "for matching leaves. May be repeated; the first match counts.",
+        metavar="[PATTERN=]DTYPE",
+    ),
+    ONLY_PART,
+    SKIP,
+    whole_number(
+        "--max-shard-bytes",
+        "In a directory of safetensors files, start a new file above N bytes.",
+        "N",
+    ),
+    pattern_option("--inline", "For t5x: write matching arrays into its file 'checkpoint'."),
+    MEMORY,
+    flag("--overwrite", "Replace an existing file or checkpoint."),
+    READER,
+    JSON,
+    text="""Convert a checkpoint of any format to another format.
 
     Arrays are copied in parts. The result appears under its name when it is complete; a failed
     conversion leaves nothing behind.
-    """
-    from orbit_ckpt._src.cli import convert  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt convert runs/a@best:loss model.safetensors --to safetensors "
+    "--only 'params/**'",
+)
 
-    convert.convert(
-        source,
-        destination,
-        to,
-        rules,
-        cast,
-        only,
-        skip,
-        max_shard_bytes,
-        inline,
-        memory,
-        overwrite,
-        reader,
-        as_json,
-    )
+EXPORT = LazyCommand(
+    "export:export",
+    CHECKPOINT,
+    LEAF,
+    Argument(
+        ["output"],
+        type=FilePath(path_type=Path),
+        help="The file to write: .npy or .npz.",
+        metavar="FILE",
+    ),
+    Option(
+        ["cast_to", "--cast"],
+        help="Convert to this dtype, such as float32.",
+        metavar="DTYPE",
+    ),
+    flag("--overwrite", "Replace an existing file."),
+    READER,
+    JSON,
+    text="Write a leaf to a .npy file, or several to a .npz file.",
+    example="orbit-ckpt export runs/a params/embed/kernel embed.npy --cast float32",
+)
 
-
-def cp(
-    source: Annotated[str, STEP],
-    destination: Annotated[str, DESTINATION],
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")
-    ] = False,
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="Verify the copy.")] = True,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Copy a checkpoint.
+CP = LazyCommand(
+    "convert:cp",
+    STEP_SOURCE,
+    DESTINATION,
+    flag("--overwrite", "Replace an existing checkpoint."),
+    Option(["check", "--verify/--no-verify"], default=True, help="Verify the copy."),
+    JSON,
+    text="""Copy a checkpoint.
 
     The copy is compared with the source and verified before it appears under its name; a failed
     copy leaves nothing behind.
-    """
-    from orbit_ckpt._src.cli import convert  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt cp runs/a@best:loss backup/best",
+)
 
-    convert.cp(source, destination, overwrite, check, as_json)
+PIN = LazyCommand(
+    "pins:pin",
+    STEPS,
+    JSON,
+    text="Protect steps from deletion.",
+    example="orbit-ckpt pin runs/a@best:loss",
+)
 
+UNPIN = LazyCommand(
+    "pins:unpin",
+    STEPS,
+    JSON,
+    text="Stop protecting steps from deletion.",
+    example="orbit-ckpt unpin runs/a@1000",
+)
 
-def rm(
-    path: Annotated[str, STEP],
-    yes: Annotated[bool, YES] = False,
-    force: Annotated[bool, typer.Option("--force", help="Delete a pinned checkpoint too.")] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Delete one checkpoint, abandoned save or conversion.
+RM = LazyCommand(
+    "manage:rm",
+    STEP,
+    YES,
+    flag("--force", "Delete a pinned checkpoint too."),
+    JSON,
+    text="""Delete one checkpoint, abandoned save or conversion.
 
     The directory is renamed first, so that no reader finds half a checkpoint.
-    """
-    from orbit_ckpt._src.cli import manage  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt rm runs/a@1000",
+)
 
-    manage.rm(path, yes, force, as_json)
-
-
-def prune(  # noqa: PLR0913, PLR0917 - options of a command
-    path: Annotated[str, RUN],
-    keep_last: Annotated[int | None, KEEP_LAST] = None,
-    keep_every: Annotated[int | None, KEEP_EVERY] = None,
-    keep_best: Annotated[int | None, KEEP_BEST] = None,
-    metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool | None, LOWEST] = None,
-    policy: Annotated[str | None, POLICY] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only show which steps would be deleted.")
-    ] = False,
-    yes: Annotated[bool, YES] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Delete the steps of a run that no rule keeps.
+PRUNE = LazyCommand(
+    "manage:prune",
+    RUN,
+    *KEEPING,
+    flag("--dry-run -n", "Only show which steps would be deleted."),
+    YES,
+    JSON,
+    text="""Delete the steps of a run that no rule keeps.
 
     A step is kept if one of the options keeps it. Pinned steps and the newest step are always kept.
-    """
-    from orbit_ckpt._src.cli import manage  # noqa: PLC0415 - see above
+    """,
+    example="orbit-ckpt prune runs/a --keep-last 3 --keep-every 1000 --dry-run",
+)
 
-    manage.prune(
-        path, keep_last, keep_every, keep_best, metric, lowest, policy, dry_run, yes, as_json
-    )
-
-
-def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
-    """List supported formats and installed plug-ins.
+PLUGINS = LazyCommand(
+    "plugins:plugins",
+    JSON,
+    text="""List supported formats and installed plug-ins.
 
     Exit with 1 if a plug-in cannot be used.
-    """
-    from orbit_ckpt._src.cli import plugins  # noqa: PLC0415 - see above
-
-    plugins.plugins(as_json)
-
+    """,
+    example="orbit-ckpt plugins",
+)
 
 COMMANDS = (
-    *(ls, tree, show, stats, diff, verify, du, watch, report, serve),
-    *(plan, convert, export, cp),
-    *(pin, unpin, rm, prune),
-    plugins,
+    *(LS, TREE, SHOW, STATS, DIFF, VERIFY, DU, WATCH, REPORT, SERVE),
+    *(PLAN, CONVERT, EXPORT, CP),
+    *(PIN, UNPIN, RM, PRUNE),
+    PLUGINS,
 )
 """The commands in the order of the help."""

@@ -5,61 +5,95 @@ It reads file names and one document, and imports nothing that takes long.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    split_arg_string,
+)
+from typing_extensions import override
+
+PROGRAM = "orbit-ckpt"
+
+VARIABLE = "_ORBIT_CKPT_COMPLETE"
+"""Environment variable with which shells ask for completions."""
 
 _BREAKS = ("@", ":")
 """Characters at which bash splits a word, so that it replaces only what follows the last one."""
 
-_SHELL = "_ORBIT_CKPT_COMPLETE"
+
+class JoinedBashComplete(BashComplete):
+    """Completion for bash, which splits `RUN@best:loss` into several words."""
+
+    _kept = 0  # characters of the last word that bash keeps
+
+    @override
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
+        joined: list[str] = []
+        for i, word in enumerate(words):
+            if i > 1 and (word.startswith(_BREAKS) or words[i - 1].endswith(_BREAKS)):
+                joined[-1] += word
+            else:
+                joined.append(word)
+        self._kept = max(map(joined[-1].rfind, _BREAKS)) + 1
+        *arguments, last = joined[1:] or [""]
+        return split_arg_string(" ".join(arguments)), "".join(split_arg_string(last))
+
+    @override
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value[self._kept :]}"
 
 
-def rejoin_words() -> int:
-    """Undo bash's splitting of `RUN@best:loss` into several words, in the environment.
-
-    Returns:
-        How many characters of the last word bash keeps, so that completions must not repeat them.
-    """
-    words = os.environ.get("COMP_WORDS", "").split("\n")
-    if os.environ.get(_SHELL) != "complete_bash" or len(words) < 2:
-        return 0
-    current = int(os.environ.get("COMP_CWORD", len(words) - 1))
-    joined: list[str] = []
-    for i, word in enumerate(words[: current + 1]):
-        if i > 1 and (word.startswith(_BREAKS) or words[i - 1].endswith(_BREAKS)):
-            joined[-1] += word
-        else:
-            joined.append(word)
-    os.environ["COMP_WORDS"] = "\n".join(joined)
-    os.environ["COMP_CWORD"] = str(len(joined) - 1)
-    return max(map(joined[-1].rfind, _BREAKS)) + 1
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": JoinedBashComplete,
+    "fish": FishComplete,
+    "zsh": ZshComplete,
+}
+"""The shells in which completion works."""
 
 
-def complete_rest(app: Callable[[], object], kept: int) -> None:
-    """Run a completion whose results bash wants without their first characters."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        app()
-    sys.stdout.write("".join(f"{line[kept:]}\n" for line in out.getvalue().splitlines()))
+def answer_shell(app: click.Command) -> bool:
+    """Print completions if a shell asks for them; return whether it does."""
+    shell, _, instruction = os.environ.get(VARIABLE, "").partition("_")
+    if shell not in SHELLS or instruction != "complete":
+        return False
+    found = SHELLS[shell](app, {}, PROGRAM, VARIABLE).complete()
+    sys.stdout.write(f"{found}\n")
+    return True
 
 
-def complete_path(incomplete: str) -> list[str]:
+def complete_file(
+    _: click.Context, __: click.Parameter, incomplete: str
+) -> Sequence[CompletionItem]:
+    """Have the shell complete the path of a file or a directory."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_path(
+    _: click.Context, __: click.Parameter, incomplete: str
+) -> Sequence[CompletionItem]:
     """Return the selectors of a run after `@`; shells complete other paths themselves."""
     run, sign, selector = incomplete.rpartition("@")
     if not sign:
-        return _entries(incomplete) if os.environ.get(_SHELL) == "complete_fish" else []
-    found = [f"{run}@{name}" for name in _selectors(Path(run).expanduser())]
-    return [text for text in found if text.startswith(f"{run}@{selector}")]
+        return complete_file(_, __, incomplete)
+    names = _selectors(Path(run).expanduser())
+    return [CompletionItem(f"{run}@{name}") for name in names if name.startswith(selector)]
 
 
-def complete_leaf(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_leaf(
+    ctx: click.Context, _: click.Parameter, incomplete: str
+) -> Sequence[CompletionItem]:
     """Return the leaves of the checkpoint that the first argument names."""
     from orbit_ckpt._src.cli.targets import find_checkpoint  # noqa: PLC0415 - see above
     from orbit_ckpt._src.formats.locate import locate  # noqa: PLC0415 - see above
@@ -72,7 +106,7 @@ def complete_leaf(ctx: typer.Context, incomplete: str) -> list[str]:
         names = [] if tree is None else list(_leaves(tree))
     except (OSError, ValueError, KeyError, TypeError):  # no completion is no error
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _leaves(tree: Path) -> Iterator[str]:
@@ -106,19 +140,3 @@ def _metrics(step: Path) -> list[str]:
         return list(found)
     except (OSError, ValueError, TypeError):
         return []
-
-
-def _entries(incomplete: str) -> list[str]:
-    """Return the paths that begin with a text, directories with a slash."""
-    folder, _, start = incomplete.rpartition("/")
-    where = os.path.expanduser(folder) or ("/" if incomplete.startswith("/") else ".")
-    prefix = incomplete[: len(incomplete) - len(start)]
-    try:
-        entries = sorted(os.scandir(where), key=lambda entry: entry.name)
-    except OSError:
-        return []
-    return [
-        f"{prefix}{entry.name}{'/' if entry.is_dir() else ''}"
-        for entry in entries
-        if entry.name.startswith(start) and (start or not entry.name.startswith("."))
-    ]

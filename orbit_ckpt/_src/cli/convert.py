@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -25,11 +26,11 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     destination: str,
     to: str | None,
     rules: Path | None,
-    cast: list[str],
-    only: list[str],
-    skip: list[str],
+    cast: Sequence[str],
+    only: Sequence[str],
+    skip: Sequence[str],
     max_shard_bytes: int | None,
-    inline: list[str],
+    inline: Sequence[str],
     memory: int,
     overwrite: bool,
     reader: str | None,
@@ -80,7 +81,7 @@ def _format_of(destination: str) -> str:
     raise ValueError(f"{destination} names no format. Give --to with one of: {formats}.")
 
 
-def _casts(texts: list[str]) -> dict[str, object]:
+def _casts(texts: Sequence[str]) -> dict[str, object]:
     """Return dtypes by patterns.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import typer
+import click
 
 from orbit_ckpt._src.arrays.compare import Comparison
 from orbit_ckpt._src.cli.output import echo, human_number, print_json
@@ -29,7 +29,7 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
     a: str,
     b: str,
     values: bool,
-    only: list[str],
+    only: Sequence[str],
     rtol: float,
     atol: float,
     everything: bool,
@@ -63,7 +63,7 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
         for error in errors:
             echo(f"damaged: {error}", style="red")
     if found or damage:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _rank(change: LeafChange) -> tuple[bool, float]:

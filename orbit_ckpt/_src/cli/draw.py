@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
-from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.runs import list_run
@@ -24,6 +23,8 @@ from orbit_ckpt._src.storage.layout import number_in
 from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.keypath import NamePath
+
+Order = Literal["tree", "name", "size"]
 
 COLUMNS = ("type", "size", "share", "sharding", "chunks", "compression", "dtype", "shape", "bytes")
 """Choices of `--columns`."""
@@ -62,7 +63,7 @@ class _Row(Struct, frozen=True):
 
 def tree(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
-    patterns: list[str],
+    only: Sequence[str],
     depth: int | None,
     sort: Order,
     columns: str | None,
@@ -74,7 +75,7 @@ def tree(  # noqa: PLR0913, PLR0917 - options of a command
     titles = _USUAL if columns is None else _parse_columns(columns)
     known = parse_reader(reader)
     root = find_checkpoint(path, quiet=not (flat or as_json), reader=known)
-    leaves = list_leaves(root, patterns, known)
+    leaves = list_leaves(root, only, known)
     total = sum(leaf.nbytes for leaf in leaves)
     if as_json:
         _print_json(root, leaves, depth, sort, total)
@@ -213,18 +214,18 @@ _SIZES: dict[str, Callable[[int, int], str]] = {
 }
 
 _KEYS: dict[Order, Callable[[Node], Any]] = {
-    Order.NAME: lambda node: node.label,
-    Order.SIZE: lambda node: -node.nbytes,
+    "name": lambda node: node.label,
+    "size": lambda node: -node.nbytes,
 }
 
 
 def _sorted(leaves: Sequence[Leaf], order: Order) -> list[Leaf]:
     match order:
-        case Order.TREE:
+        case "tree":
             return list(leaves)
-        case Order.NAME:
+        case "name":
             return sorted(leaves, key=lambda leaf: leaf.name)
-        case Order.SIZE:
+        case "size":
             return sorted(leaves, key=lambda leaf: -leaf.nbytes)
 
 

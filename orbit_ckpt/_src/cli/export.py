@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import click
 import numpy as np
-import typer
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
@@ -72,7 +72,7 @@ def export(
             echo(f"{file}: {what}, {human_bytes(nbytes)}")
         print_damage(list(damage.values()))
     if damage:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _stored_dtype(leaf: Leaf, value: object, cast_to: str | None) -> DType:

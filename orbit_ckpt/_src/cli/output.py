@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
 from orbit_ckpt._src.storage.directories import directory_of
@@ -90,7 +90,7 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation of a deletion.
 
     Raises:
-        typer.Exit: The answer is no.
+        click.exceptions.Exit: The answer is no.
         ValueError: There is no terminal to ask on.
     """
     if yes:
@@ -98,11 +98,11 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ValueError(f"{question} Nobody can be asked here; pass --yes.")
     try:
-        if typer.confirm(question):
+        if click.confirm(question):
             return
-    except typer.Abort:
+    except click.Abort:
         echo()
-    raise typer.Exit(2)
+    raise click.exceptions.Exit(2)
 
 
 def print_unfinished(names: Sequence[str]) -> None:

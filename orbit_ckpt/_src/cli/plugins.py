@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
-import typer
+import click
 
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.tables import print_table
@@ -25,7 +25,7 @@ _GROUPS = {
     "orbit_ckpt.formats": "formats.base",
     "orbit_ckpt.stores": "storage.bucket",
     "orbit_ckpt.policies": "manager.plugin_policies",
-    "orbit_ckpt.cli": "cli.app",
+    "orbit_ckpt.cli": "cli.plugin_commands",
 }
 """The modules that have the registries of plug-ins; one is imported if its group has any."""
 
@@ -59,7 +59,7 @@ def plugins(as_json: bool) -> None:
         echo()
         _print_plugins(found)
     if failed:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _installed() -> Iterator[Plugin[object]]:

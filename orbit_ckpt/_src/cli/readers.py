@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import typer
+import click
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.formats.base import Format
@@ -76,14 +76,14 @@ def parse_reader(text: str | None) -> Format | None:
     """Return the format named by `--reader`; None if it is not given.
 
     Raises:
-        typer.BadParameter: The reader does not exist, or has no such option or value.
+        click.BadParameter: The reader does not exist, or has no such option or value.
     """
     if text is None:
         return None
     readers = _readers()
     name, _, rest = text.partition(":")
     if name not in readers:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"--reader {text!r}: give {' or '.join(readers)}, with options "
             "behind a colon, such as t5x:step=5."
         )
@@ -92,13 +92,13 @@ def parse_reader(text: str | None) -> Format | None:
     for part in rest.split(",") if rest else ():
         key, _, value = part.partition("=")
         if key not in options:
-            raise typer.BadParameter(
+            raise click.BadParameter(
                 f"--reader {text!r}: {name} has no option {key!r}; give {', '.join(options)}."
             )
         try:
             given[key] = options[key](value)
         except ValueError as error:
-            raise typer.BadParameter(f"--reader {text!r}: {key} is {value!r}; {error}.") from None
+            raise click.BadParameter(f"--reader {text!r}: {key} is {value!r}; {error}.") from None
     return make(**given)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import click
 import numpy as np
-import typer
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
@@ -60,7 +60,7 @@ def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -
                 echo()
             _print_leaf(one)
     if any(one.damage for one in shown):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 class _Shown(Struct, frozen=True):

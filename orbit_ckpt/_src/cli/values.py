@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import cast
 
+import click
 import numpy as np
-import typer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, storable
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
@@ -121,7 +121,7 @@ def _blocks(leaf: LazyLeaf, chunk: Region, max_bytes: int) -> Iterator[HostArray
 
 def stats(
     path: str,
-    patterns: list[str],
+    only: Sequence[str],
     fail_on_nan: bool,
     memory: int,
     reader: str | None,
@@ -133,12 +133,12 @@ def stats(
     """
     known = parse_reader(reader)
     root = find_checkpoint(path, reader=known)
-    leaves = list_leaves(root, patterns, known)
+    leaves = list_leaves(root, only, known)
     damage: dict[NamePath, list[CorruptionError]] = {}
     with progress_bar("Reading") as progress:
         found = measure_all(root, leaves, memory * 10**6, progress, reader=known, damage=damage)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
-    if bad or not (patterns or damage):
+    if bad or not (only or damage):
         record_not_finite(root, len(bad))
     if as_json:
         rows = [
@@ -156,7 +156,7 @@ def stats(
             echo(f"not finite: {shorten_list(bad, 8)}", style="yellow")
         print_damage([error for errors in damage.values() for error in errors])
     if damage or (fail_on_nan and bad):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _print_statistics(

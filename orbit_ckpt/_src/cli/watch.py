@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
+import click
 from msgspec import Struct
 
 from orbit_ckpt._src.cli.listing import step_fields
@@ -57,7 +57,7 @@ def watch(path: str, interval: float, until: int | None, as_json: bool) -> None:
             time.sleep(interval)
     except KeyboardInterrupt:
         _print_status("")
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
 
 
 def read_state(root: Path, now: float) -> State:

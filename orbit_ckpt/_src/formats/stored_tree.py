@@ -112,9 +112,13 @@ class StoredTree(Struct, frozen=True):
             yield
 
     def load_batch(
-        self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
+        self,
+        *,
+        max_bytes: int | None = None,
+        resolver: ShardingResolver | None = None,
+        share_reads: bool = False,
     ) -> LoadBatch:
-        """Return what type handlers need to read leaves.
+        """Return what type handlers need to read leaves; for the arguments see `LoadBatch`.
 
         Raises:
             CorruptionError: The database or a document is damaged.
@@ -135,6 +139,7 @@ class StoredTree(Struct, frozen=True):
             details=self.details.leaves,
             strings=parts.strings,
             given_resolver=resolver,
+            share_reads=share_reads,
         )
 
 

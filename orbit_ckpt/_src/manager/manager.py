@@ -321,7 +321,15 @@ class CheckpointManager(RunChanges):
 
         root = self._directory if directory is None else resolve_path(directory)
         shared = self._steps_to_restore(root, f"restore({step})")
-        return restore_step(shared, step, read, self._coordinator, root=root, fallback=older)
+        return restore_step(
+            shared,
+            step,
+            read,
+            self._coordinator,
+            root=root,
+            fallback=older,
+            note_damage=self._writer.base.distrust_steps,
+        )
 
     def restore_or_init(
         self,

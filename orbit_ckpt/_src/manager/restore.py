@@ -40,6 +40,7 @@ def restore_step(
     *,
     root: Path,
     fallback: bool,
+    note_damage: Callable[[], object] = lambda: None,
 ) -> Any:  # what `read` returns
     """Restore a step on all processes.
 
@@ -50,6 +51,7 @@ def restore_step(
         coordinator: The processes.
         root: The run's directory, for messages.
         fallback: Whether to restore an older step if this one is damaged.
+        note_damage: Called on all processes when a step is found to be damaged.
 
     Raises:
         StepNotFoundError: The step does not exist, or no step can be restored.
@@ -66,7 +68,12 @@ def restore_step(
     index.path(first)  # raises if it does not exist
 
     def restore_one(number: int) -> Any:  # as above
-        return restore_on_all(coordinator, number, lambda: read(number, index.path(number)))
+        try:
+            return restore_on_all(coordinator, number, lambda: read(number, index.path(number)))
+        except Exception as error:
+            if _fault_of(error) is _Fault.DAMAGED:
+                note_damage()
+            raise
 
     if not fallback:
         return restore_one(first)
@@ -82,6 +89,7 @@ def index_of_other_run(root: Path, names: StepNames, coordinator: RunCoordinator
 class _Fault(IntEnum):
     """The cause of a failed restore; the highest of all processes counts."""
 
+    ELSEWHERE = -1  # another process failed, and reports why
     ABSENT = 0
     DAMAGED = 1
     OTHER = 2  # an older step would fail too
@@ -172,7 +180,7 @@ def restore_newest_intact(
             restored = restore(step)
         except Exception as error:  # raised again unless it is about this step
             fault = _fault_of(error)
-            if fault is _Fault.OTHER:
+            if fault in (_Fault.OTHER, _Fault.ELSEWHERE):
                 raise
             if fault is _Fault.DAMAGED:
                 damaged[step] = error
@@ -191,6 +199,8 @@ def _fault_of(error: Exception) -> _Fault:
     """Return whether an error concerns one step only, so that another may be restored."""
     if isinstance(error, _FailedElsewhereError):
         return error.fault
+    if isinstance(error, ProcessFailedError):
+        return _Fault.ELSEWHERE
     if isinstance(error, OSError) and error.errno == errno.EIO:
         return _Fault.DAMAGED
     if isinstance(error, VersionError):

@@ -42,6 +42,7 @@ from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.manager.coordinator import PreemptionWatch, Round, RunCoordinator
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
 from orbit_ckpt._src.manager.recorded_rules import record_rules
+from orbit_ckpt._src.manager.save_base import BaseChoice
 from orbit_ckpt._src.manager.save_policies import (
     DecisionContext,
     PreemptionCheckpointingPolicy,
@@ -106,6 +107,7 @@ class StepWriter:
 
     Attributes:
         watch: Notices signals that announce the end of the job.
+        base: Chooses the step that an incremental save shares files with.
         blocked: How long the last save blocked its caller, None before the first one.
         times: When its phases began.
     """
@@ -128,6 +130,7 @@ class StepWriter:
             events: Receives an event once a step is durable.
         """
         self.watch = PreemptionWatch()
+        self.base = BaseChoice(store)
         self.blocked: timedelta | None = None
         self.times = SaveTimes(0.0)
         self._coordinator = coordinator
@@ -397,7 +400,7 @@ class StepWriter:
             rules=record_rules(self._options.retention(), metrics),
             waited_s=self.times.waited_s,
             is_incremental=self._options.incremental,
-            base=self._newest(besides=path) if self._options.incremental else None,
+            base=self.base.base_of(step) if self._options.incremental else None,
             full_every=self._options.full_every,
             when_done=lambda: self._committed(step, path, metrics),
             record=partial(self._events.committed, step, metrics),
@@ -406,12 +409,6 @@ class StepWriter:
             save_now(save, self._session)
             return None
         return begin_save(save, self._session, self._snapshots)
-
-    def _newest(self, besides: Path) -> Path | None:
-        """Return the newest durable step that is not the one to save."""
-        own = self._store.own
-        paths = [own.path(info.step) for info in own.infos()]
-        return next((path for path in reversed(paths) if path != besides), None)
 
     def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         if self._coordinator.is_primary:

@@ -306,7 +306,9 @@ class TreeIO:
             with source.unchanged():
                 if source.read_whole is not None:
                     return cast(T, await asyncio.to_thread(source.read_whole))
-                batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
+                batch = source.load_batch(
+                    max_bytes=max_bytes, resolver=resolver, share_reads=options.share_reads
+                )
                 resolved = await resolve_restore(source, batch, self.registry, options)
                 if count is not None:
                     count.add(lambda: batch.reader.bytes_read)

@@ -119,7 +119,7 @@ class KeyValueGroup(ProcessGroup):
                 me = self.names[self.process.index]
                 raise _timeout(f"{name}: process {me}", me, timeout_s, "join", late)
 
-    def _rendezvous(  # noqa: PLR0913 - what is known of one attempt
+    def _rendezvous(
         self, name: str, folder: str, timeout_s: float, opened: str, value: bytes, phase: str
     ) -> Rendezvous:
         found = KeyValueRendezvous(

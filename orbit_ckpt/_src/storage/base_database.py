@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -22,7 +22,7 @@ from orbit_ckpt._src.storage.digests import Digests, digest_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import DIGESTS, OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import OWN_CHECKSUM, DatabaseRecord, Manifest
-from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt import databases_below, read_index
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import clone_file, sync_file
 from orbit_ckpt._src.storage.value_read import ValueReader
@@ -44,15 +44,22 @@ class BaseDatabase:
 
     Attributes:
         path: Its directory.
+        files: Sizes of its data files, or of those in the part that is used.
         generation: See `Digests`.
         record: What its manifest records of it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "", parts: Sequence[str] = ()) -> None:
         """Read the index and the digests.
 
+        Args:
+            path: Its directory.
+            part: The directory in it whose data files are used; empty for all files.
+            parts: The directories of processes that it must consist of, if it is used in parts.
+
         Raises:
-            BaseError: It cannot be read, or its chunks have no recorded checksums.
+            BaseError: It cannot be read, its chunks have no recorded checksums, or it consists of
+                other parts.
         """
         self.path = path
         try:
@@ -61,7 +68,11 @@ class BaseDatabase:
             raise BaseError(f"it cannot be read: {error}") from error
         self._digests = digests.by_key
         self.generation = digests.generation
-        self._sizes = {f"{path}/{name}": size for name, size in self.record.files.items()}
+        if parts:
+            _check_parts(path, parts)
+        files, start = self.record.files, f"{part}/" if part else ""
+        self.files = {n.removeprefix(start): s for n, s in files.items() if n.startswith(start)}
+        self._sizes = {f"{path}/{start}{name}": size for name, size in self.files.items()}
         self._linked: dict[str, str] = {}
         self._root = path
         self._kept: dict[str, Extent] = {}
@@ -89,9 +100,9 @@ class BaseDatabase:
             if found != size:
                 raise BaseError(f"{file} is damaged: it has {found} bytes instead of {size}")
 
-    def has_document(self, key: str, document: bytes | None) -> bool:
+    def has_document(self, key: str, document: bytes) -> bool:
         """Return whether an array has the given metadata document here."""
-        return document is not None and self._values.get(key) == document
+        return self._values.get(key) == document
 
     def keep(self, key: str, layout: ZarrArray, digest: bytes) -> bool:
         """Keep a chunk for the new database if it has a digest; return whether it has.
@@ -190,6 +201,22 @@ def _read(path: Path) -> tuple[DatabaseRecord, dict[str, Value], Digests]:
         return record, values, Digests({})
     keys = sorted(key.encode() for key, value in values.items() if isinstance(value, Extent))
     return record, values, Digests.decode(data, record.index, keys, f"{path}/{DIGESTS}")
+
+
+def _check_parts(path: Path, parts: Sequence[str]) -> None:
+    """Check that as many processes saved a database as save now.
+
+    Raises:
+        BaseError: Others did.
+    """
+    try:
+        found = databases_below(path)
+    except OSError as error:
+        raise BaseError(f"it cannot be read: {error}") from error
+    if set(found) != set(parts):
+        count = len(found) or 1
+        processes = "1 process" if count == 1 else f"{count} processes"
+        raise BaseError(f"it was saved by {processes}, not by {len(parts)}")
 
 
 def _digest_by_reading(layout: ZarrArray, value: Extent) -> bytes | None:

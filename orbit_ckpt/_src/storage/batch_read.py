@@ -104,6 +104,11 @@ class BatchReader:
             omit such chunks. Otherwise it is an error.
         sums: Checksums of whole arrays by storage name, compared when an array is read whole, or
             all of its rows at once.
+
+    Attributes:
+        store: The store.
+        zarr_format: See above.
+        fill_missing: See above.
     """
 
     def __init__(
@@ -116,7 +121,8 @@ class BatchReader:
         sums: Mapping[str, ArrayChecksum] | None = None,
     ) -> None:
         self.sums = ArrayChecksums(sums or {})
-        self._store = store
+        self.store = store
+        self.zarr_format = zarr_format
         self._chunks = ChunkReader(store)
         self._threads = ReadThreads(store)
         self._array_layouts = ArrayLayouts(
@@ -127,7 +133,7 @@ class BatchReader:
         )
         self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
         self._counts_all = max_bytes is not None
-        self._fill_missing = fill_missing
+        self.fill_missing = fill_missing
         self.kept: KeptChunks | None = None
         self._kept_bytes = KEPT_BYTES if max_bytes is None else max_bytes
         self._fetched = ByteCount()
@@ -173,7 +179,7 @@ class BatchReader:
         if self._chunks.reads_parts(layout) and self.can_stream(layout):
             return ReadCost(read.nbytes, read.nbytes, read.nbytes)
         lengths = [
-            self._store.length(layout.chunk_key(read.name, index)) or 0
+            self.store.length(layout.chunk_key(read.name, index)) or 0
             for index in parts_by_chunk(read.regions, layout.chunk_shape)
         ]
         return ReadCost(sum(lengths), len(lengths) * layout.chunk_nbytes, read.nbytes)
@@ -232,7 +238,7 @@ class BatchReader:
             self._chunks,
             reads,
             direct,
-            is_remote=self._store.is_remote,
+            is_remote=self.store.is_remote,
             in_order=self._threads.share_objects,
         )
         has_sums = bool(self.sums)
@@ -271,7 +277,7 @@ class BatchReader:
 
     def can_stream(self, layout: ZarrArray) -> bool:
         """Return whether arrays of a layout are decoded here, not by TensorStore."""
-        return layout.is_direct and not self._fill_missing
+        return layout.is_direct and not self.fill_missing
 
     def read_now(self, read: ArrayRead) -> list[HostArray]:
         """Read the regions of one array as `read` does, synchronously."""
@@ -346,7 +352,7 @@ class BatchReader:
         chunks: Sequence[tuple[ArrayRead, Shape]],
         *,
         max_bytes: int,
-        is_known: Callable[[ArrayRead, Value], bool],
+        is_known: Callable[[ArrayRead, str, Value], bool] | None = None,
     ) -> ChunkCheck:
         """Read chunks to their ends and discard them.
 
@@ -354,7 +360,8 @@ class BatchReader:
             chunks: Arrays, each with the grid index of a chunk.
             max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
                 is held whole.
-            is_known: Returns whether a chunk can be skipped, because its bytes have been compared.
+            is_known: Returns whether a chunk can be skipped, given its array, key, and itself or
+                its place.
 
         Raises:
             StorageError: The store does not answer.
@@ -368,12 +375,12 @@ class BatchReader:
                 value: Value | None = None
                 try:
                     value = self._chunks.find(read.path, key)
-                    if value is None and self._fill_missing:
+                    if value is None and self.fill_missing:
                         absent += 1
                         continue
                     if value is None:
                         raise self._chunks.missing(read, key)
-                    if is_known(read, value):
+                    if is_known is not None and is_known(read, key, value):
                         continue
                     nbytes += stored_size(value)
                     self._check_chunk(read, index, reading, max_bytes)

@@ -291,5 +291,5 @@ def _finish(
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
     """Write the documents of arrays whose parts other processes write."""
     for write in writes:
-        if not write.shards and write.document is not None:
+        if not write.shards and write.has_document:
             writer.put(join_key(write.name, write.layout.document_name), write.document)

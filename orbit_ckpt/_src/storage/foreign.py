@@ -30,7 +30,13 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 class ForeignArray(Protocol):
-    """One array presented as a zarr2 array: its document and its chunks by their keys."""
+    """One array presented as a zarr2 array: its document and its chunks by their keys.
+
+    Attributes:
+        is_decoded: Whether `find` computes chunks instead of saying where they are.
+    """
+
+    is_decoded: bool = False
 
     def find(self, key: str) -> Value | None:
         """Return a document or chunk, or its place; None if it does not exist.
@@ -101,6 +107,8 @@ class DecodedArray(ForeignArray):
         decode: Returns the values of a box, given as slices; called from several threads, for one
             chunk at a time.
     """
+
+    is_decoded = True
 
     def __init__(
         self,
@@ -262,6 +270,10 @@ class ForeignStore(ValueStore):
     def keys_below(self, name: str) -> list[str]:
         array = self._arrays.get(name)
         return [join_key(name, key) for key in array.keys()] if array is not None else []  # noqa: SIM118 - no mapping
+
+    @override
+    def places_chunks(self, name: str) -> bool:
+        return not getattr(self._arrays.get(name), "is_decoded", True)  # a plug-in may lack it
 
     @override
     def spec(self, name: str) -> Json:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 from typing_extensions import Buffer
 
-from orbit_ckpt._src.arrays.slices import chunk_indices, whole
+from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.base_database import BaseDatabase, BaseError
 from orbit_ckpt._src.storage.digests import Digests, digest_of, digests_of
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import DIGESTS, join_key
-from orbit_ckpt._src.storage.manifest import DatabaseRecord
+from orbit_ckpt._src.storage.part_digests import PartDigests
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
 
@@ -70,12 +70,16 @@ class Base(Struct, frozen=True):
         root: The directory that the save writes to.
         full_every: Every how many saves one is written in full; None for never.
         reused: Sums what the save reuses.
+        part: The database of this process below both directories; empty if it saves alone.
+        parts: The databases of all processes.
     """
 
     path: Path | None
     root: Path
     full_every: int | None = None
     reused: ReuseCounter = field(default_factory=ReuseCounter)
+    part: str = ""
+    parts: Sequence[str] = ()
 
     def decline(self, why: str) -> None:
         """Note that the base is not used, and log why."""
@@ -87,6 +91,10 @@ class Base(Struct, frozen=True):
         """Return the base of an item of the save, given the item's directory."""
         path = self.path and self.path / directory.relative_to(self.root)
         return Base(path, directory, self.full_every, self.reused)
+
+    def of_part(self, part: str, parts: Sequence[str]) -> Base:
+        """Return the base of the database of one of several processes."""
+        return structs.replace(self, root=self.root / part, part=part, parts=parts)
 
 
 _current: ContextVar[Base | None] = ContextVar("orbit_ckpt_base", default=None)
@@ -121,7 +129,7 @@ class SmallChunk(Struct, frozen=True, gc=False):
     key: str
     layout: ZarrArray
     document_key: str
-    document: bytes | None
+    document: bytes
     elements: Buffer
 
 
@@ -137,6 +145,7 @@ class IncrementalWrite:
         self.reused = ReusedBytes()
         self._sum = base.reused
         self._root = base.root
+        self._is_part = bool(base.part)
         self._base: BaseDatabase | None = None
         self._written: DatabaseWriter | None = None  # once the base step is found to be damaged
         self._digests: dict[bytes, bytes] = {}
@@ -148,25 +157,28 @@ class IncrementalWrite:
             base.decline(str(error))
 
     @property
-    def base_record(self) -> DatabaseRecord | None:
-        """What is recorded of the base step's database; None without a base step."""
-        return None if self._base is None else self._base.record
+    def base_files(self) -> Mapping[str, int] | None:
+        """The data files of the base step's database, or this process's part; None without one.
 
-    def has_array(self, name: str, layout: ZarrArray, document: bytes | None) -> bool:
-        """Keep the chunks of an array that is known to be unchanged; return whether all are there.
+        No other step has the same ones, because each writes its index to a new file.
+        """
+        return None if self._base is None else self._base.files
+
+    def has_chunks(
+        self, name: str, layout: ZarrArray, document: bytes, chunks: Iterable[Shape]
+    ) -> bool:
+        """Keep chunks of an array that are known to be unchanged; return whether all are there.
 
         Args:
             name: Its storage name.
             layout: How it is stored.
             document: Its metadata document.
+            chunks: Their grid indices.
         """
         base = self._base
         if base is None or not base.has_document(join_key(name, layout.document_name), document):
             return False
-        keys = [
-            layout.chunk_key(name, i)
-            for i in chunk_indices(whole(layout.shape), layout.chunk_shape)
-        ]
+        keys = [layout.chunk_key(name, index) for index in chunks]
         digests = [base.digest(key) for key in keys]
         if None in digests:
             return False
@@ -178,7 +190,7 @@ class IncrementalWrite:
         self,
         name: str,
         layout: ZarrArray,
-        document: bytes | None,
+        document: bytes,
         key: str,
         pieces: Iterable[Buffer],
     ) -> bool:
@@ -244,11 +256,16 @@ class IncrementalWrite:
         """Write the digests beside the database, which is complete."""
         self._sum.add(self.reused)
         record = writer.record.database
-        if record is not None:
-            generation = 0 if self._base is None else self._base.generation + 1
-            keys = writer.keys_in_files()
-            data = Digests(self._digests, generation).encode(record.index, keys)
-            write_file(self._root / DIGESTS, data)
+        if record is None:
+            return
+        base, keys = self._base, writer.keys_in_files()
+        digests = Digests(self._digests, 0 if base is None else base.generation + 1)
+        if self._is_part:
+            index = None if base is None else base.record.index
+            data = PartDigests.of(digests, keys, index).encode()
+        else:
+            data = digests.encode(record.index, keys)
+        write_file(self._root / DIGESTS, data)
 
 
 def _linked(path: Path, how: Base) -> BaseDatabase:
@@ -257,7 +274,7 @@ def _linked(path: Path, how: Base) -> BaseDatabase:
     Raises:
         BaseError: It cannot be used.
     """
-    base = BaseDatabase(path)
+    base = BaseDatabase(path, how.part, how.parts)
     if how.full_every is not None and base.generation + 1 >= how.full_every:
         raise BaseError(f"one of {how.full_every} saves is written in full")
     try:

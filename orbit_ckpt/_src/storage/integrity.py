@@ -101,7 +101,7 @@ def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
     files = dict(earlier.files)
     found = [path for path in _unrecorded(directory, earlier) if path.startswith(below)]
     new = list(filter(is_inner_name, found))  # a store may have keys that are not valid paths
-    records = map_paths(_measure, [directory / path for path in new], root=directory)
+    records = map_paths(measure_file, [directory / path for path in new], root=directory)
     files.update(zip(new, records, strict=True))
     replace_manifest(directory, structs.replace(earlier, files=files))
 
@@ -218,12 +218,27 @@ class CheckedDirectory:
             return  # objects are not changed in place, and asking costs a request
         file = self.path / name
         try:
-            fingerprint = self._fingerprint(name)
+            fingerprint = self.fingerprint(name)
             if self._verified.get(name) != fingerprint:
-                _compare(self.path, name, _measure(file), record)
-                self._verified[name] = fingerprint
+                self.compare(name, measure_file(file), fingerprint)
         except FileNotFoundError:
             raise damaged_file(file, "it is missing") from None
+
+    def compare(self, name: str, found: FileRecord, fingerprint: Fingerprint) -> None:
+        """Compare what was measured of a recorded file with its record.
+
+        Args:
+            name: The file.
+            found: The measured size and checksum.
+            fingerprint: Its fingerprint before it was measured.
+
+        Raises:
+            CorruptionError: They differ.
+        """
+        record = self._record(name)
+        if record is not None:
+            _compare(self.path, name, found, record)
+            self._verified[name] = fingerprint
 
     def verify_below(self, prefix: str) -> None:
         """Compare all recorded files whose paths begin with a prefix with their records.
@@ -281,7 +296,13 @@ class CheckedDirectory:
             return None
         return self.files.read_bytes(name)
 
-    def _fingerprint(self, name: str) -> Fingerprint:
+    def fingerprint(self, name: str) -> Fingerprint:
+        """Return the fingerprint of a file.
+
+        Raises:
+            FileNotFoundError: It does not exist.
+            UnsafePathError: The name or a link leads outside.
+        """
         if isinstance(self.path, StorePath):
             return fingerprint_of(inner_path(self.path, name))
         status = self.files.status(name)
@@ -358,7 +379,8 @@ def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
             yield key
 
 
-def _measure(file: Path) -> FileRecord:
+def measure_file(file: Path) -> FileRecord:
+    """Return size and checksum of a file."""
     nbytes = checksum = 0
     tail = b""
     for block in read_blocks(file, _OBJECT_BLOCK_BYTES):

@@ -73,6 +73,10 @@ class ValueStore(Protocol):
         """Return the keys of the files of one leaf; for messages, may be slow."""
         ...
 
+    def places_chunks(self, name: str) -> bool:  # noqa: ARG002 - for other stores
+        """Return whether `find` tells where the chunks of an array are, without reading one."""
+        return True
+
     def spec(self, name: str) -> Json:
         """Return TensorStore's spec of the store at the prefix of one leaf."""
         ...
@@ -235,6 +239,10 @@ class ObjectStore(ValueStore):
         folder = self._directory.path / name
         below = folder.keys_below() if isinstance(folder, StorePath) else ()
         return [join_key(name, key) for key in below]
+
+    @override
+    def places_chunks(self, name: str) -> bool:
+        return False
 
     @override
     def spec(self, name: str) -> Json:

@@ -12,7 +12,14 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.references import sample_checksum
-from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.slices import (
+    Region,
+    Shape,
+    chunk_indices,
+    chunk_region,
+    split_by_rows,
+    whole,
+)
 from orbit_ckpt._src.arrays.transfer import DeferredData, Shard, begin_transfer, host_blocks
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.runtime.limiter import batched
@@ -32,18 +39,26 @@ class ArrayWrite(Struct, frozen=True, gc=False):
     Attributes:
         name: Storage name.
         layout: How it is stored.
-        document: Its metadata document, None if another process writes it.
+        document: Its metadata document.
         shards: The parts this process writes; each consists of whole chunks.
         dtype: Logical dtype that the shards are cast to before they are stored.
         path: The leaf, for messages.
+        has_document: Whether this process writes the document, not another one.
     """
 
     name: str
     layout: ZarrArray
-    document: bytes | None
+    document: bytes
     shards: Sequence[Shard]
     dtype: DType
     path: KeyPath
+    has_document: bool = True
+
+    @property
+    def chunks(self) -> Iterator[Shape]:
+        """The grid indices of the chunks that this process writes."""
+        for shard in self.shards:
+            yield from chunk_indices(shard.region, self.layout.chunk_shape)
 
 
 class ArrayPart(Struct, frozen=True, gc=False):
@@ -106,7 +121,7 @@ def write_parts(
         if watch is not None:
             watch.begin_write()
         is_held = False
-        if part.is_first and write.document is not None:
+        if part.is_first and write.has_document:
             writer.put(join_key(write.name, layout.document_name), write.document)
         for index in chunk_indices(part.region, layout.chunk_shape):
             chunk = chunk_region(index, layout.chunk_shape)

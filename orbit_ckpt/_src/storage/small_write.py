@@ -41,7 +41,7 @@ class WholeArrays(Struct, frozen=True):
 
     Attributes:
         layout: How each is stored.
-        document: Its metadata document, None if another process writes it.
+        document: Its metadata document.
         dtype: Logical dtype that they are cast to before they are stored.
         names: Their storage names.
         values: Their values, all of one dtype: numpy arrays, or JAX arrays on the CPU.
@@ -50,7 +50,7 @@ class WholeArrays(Struct, frozen=True):
     """
 
     layout: ZarrArray
-    document: bytes | None
+    document: bytes
     dtype: DType
     names: Sequence[str]
     values: Sequence[np.ndarray | jax.Array]
@@ -86,7 +86,7 @@ class _Form(Struct, frozen=True, gc=False):
     """
 
     nbytes: int
-    document: bytes | None
+    document: bytes
     document_key: str
     chunk_key: str
     has_checksum: bool
@@ -147,8 +147,7 @@ def write_batch(
     for (_, name, _, form), chunk, checksum in zip(
         batch, chunks, checksums or repeat(b""), strict=False
     ):
-        if form.document is not None:
-            inline.append((join_key(name, form.document_key), form.document))
+        inline.append((join_key(name, form.document_key), form.document))
         key = join_key(name, form.chunk_key)
         if form.is_inline:
             inline.append((key, b"".join((chunk, checksum))))

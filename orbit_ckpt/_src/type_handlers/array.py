@@ -26,6 +26,7 @@ from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, check_methods
 from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.runtime.process import this_process
+from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.layout import replica_database
 from orbit_ckpt._src.text import shorten_list, warn_set
@@ -38,7 +39,7 @@ from orbit_ckpt._src.type_handlers.array_io import (
     warn_of_metadata_key,
     whole_reads,
 )
-from orbit_ckpt._src.type_handlers.array_target import plan_targets
+from orbit_ckpt._src.type_handlers.array_target import ArrayTarget, plan_targets
 from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
     RestoreArgs,
@@ -58,6 +59,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     check_converted,
 )
 from orbit_ckpt._src.type_handlers.described import array_metadata
+from orbit_ckpt._src.type_handlers.exchange import ArrayExchange, SharedReads
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
 
 _MAX_DIMENSIONS = 64
@@ -260,12 +262,13 @@ class ArrayHandler(
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
+        write_shape = None
         if rotation is None:
             shards = shards_of(array)
-            if is_unchanged(array):
-                shards = [structs.replace(shard, unchanged=True) for shard in shards]
-            return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl)
-        write_shape, shards = written_shards(array, self._replicas, rotation)
+        else:
+            write_shape, shards = written_shards(array, self._replicas, rotation)
+        if is_unchanged(array):
+            shards = [structs.replace(shard, unchanged=True) for shard in shards]
         return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
     def _add(self, array: ArraySnapshot, info: ParamInfo, arg: SaveArgs) -> None:
@@ -295,32 +298,31 @@ class ArrayHandler(
     ) -> Sequence[jax.Array]:
         """Read the arrays, each on the sharding of its args or the recorded one.
 
-        Every process reads only the parts its devices hold, each part once.
+        Every process reads only the parts its devices hold, each part once; or pieces of them, if
+        the restore shares its reads.
 
         Raises:
+            ProcessFailedError: Reads are shared, and another process could not read its pieces.
             TreeMismatchError: A shape differs from the requested one, and `strict` is set.
             UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
             ValueError: A sharding does not divide a shape.
         """
         if not infos:
             return []
-        targets = plan_targets(infos, args)
-        reader = load_batch_of(infos[0]).reader
-        arrays: list[jax.Array] = []
-        reads = [target.read for target in targets]
-        is_dropped = [target.is_dropped for target in targets]
-        async with aclosing(reader.read_in_windows(reads, is_dropped)) as windows:
-            async for window in windows:
-                part = targets[len(arrays) : len(arrays) + len(window)]
-                window.reverse()  # free the data of each array before the next is made
-                arrays += [target.place(window.pop()) for target in part]
-        return arrays
+        exchange = self._exchange(infos)
+        if exchange is not None:
+            return await exchange.restore(infos, args, _read)
+        return await _read(plan_targets(infos, args), load_batch_of(infos[0]).reader)
 
     @override
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
-        return [target.read for target in plan_targets(infos, args)] if infos else []
+        if not infos:
+            return []
+        exchange = self._exchange(infos)
+        sharing = None if exchange is None else exchange.sharing
+        return [target.read for target in plan_targets(infos, args, sharing)]
 
     @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
@@ -332,10 +334,27 @@ class ArrayHandler(
         reader = load_batch_of(info).reader
         return target.place(reader.read_now(target.read))
 
+    def _exchange(self, infos: Sequence[ParamInfo]) -> ArrayExchange | None:
+        """Return how processes divide the reading of these leaves; None if they do not."""
+        return ArrayExchange(SharedReads()) if load_batch_of(infos[0]).share_reads else None
+
     @override
     async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
         (value,) = await ArrayHandler.deserialize(self, [info], [arg])
         return value
+
+
+async def _read(targets: Sequence[ArrayTarget], reader: BatchReader) -> list[jax.Array]:
+    """Read the parts of arrays that this process needs."""
+    arrays: list[jax.Array] = []
+    reads = [target.read for target in targets]
+    is_dropped = [target.is_dropped for target in targets]
+    async with aclosing(reader.read_in_windows(reads, is_dropped)) as windows:
+        async for window in windows:
+            part = targets[len(arrays) : len(arrays) + len(window)]
+            window.reverse()  # free the data of each array before the next is made
+            arrays += [target.place(window.pop()) for target in part]
+    return arrays
 
 
 def _array(value: object) -> jax.Array:

@@ -149,9 +149,18 @@ def add_array(  # noqa: PLR0913 - all of one array
         batch.plans[key] = plan
     if plan.detail is not None:
         batch.details[info.name] = plan.detail
-    document = plan.document if batch.process.is_primary else None
     writer = batch.writer if at.database is None else batch.writer_in(at.database)
-    writer.add(ArrayWrite(info.name, plan.layout, document, shards, plan.native, info.location))
+    writer.add(
+        ArrayWrite(
+            info.name,
+            plan.layout,
+            plan.document,
+            shards,
+            plan.native,
+            info.location,
+            has_document=batch.process.is_primary,
+        )
+    )
     return plan.layout
 
 

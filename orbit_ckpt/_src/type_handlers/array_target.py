@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from msgspec import Struct
 
+from orbit_ckpt._src.arrays.broadcast import Pieces
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype, check_dtype
 from orbit_ckpt._src.arrays.recorded_sharding import (
     NamedShardingMetadata,
@@ -99,20 +101,48 @@ class ArrayRestoreArgs(RestoreArgs):
             )
 
 
+class Share(Struct, frozen=True):
+    """What this process reads of an array that several processes read together.
+
+    Attributes:
+        axes: The mesh axes over which they send it to one another.
+        pieces: The regions that this process reads, by the device that sends them.
+    """
+
+    axes: Sequence[str]
+    pieces: Pieces
+
+
+class Sharing(Protocol):
+    """Divides the reading of arrays among processes."""
+
+    def axes(self, sharding: jax.sharding.Sharding, dtype: DType) -> Sequence[str]:
+        """Return the mesh axes over which an array could be sent; () for none."""
+        ...
+
+    def share(
+        self, sharding: jax.sharding.Sharding, shape: Shape, dtype: DType, chunk_shape: Shape
+    ) -> Share | None:
+        """Return what this process reads of the next array, None if all that it needs."""
+        ...
+
+
 class Placement(Struct, frozen=True):
-    """The parts of an array that this process reads: those of all or some of its devices.
+    """The parts of an array that this process reads.
 
     Attributes:
         regions: The distinct parts; in a padded array they may reach beyond the stored one.
         stored: Their stored subregions, in the same order; None if empty.
         reads: The stored subregions that are not empty.
         on_host: Whether the parts stay in host memory as they were read.
+        share: Why they are not those of its devices; None if they are.
     """
 
     regions: Sequence[Region]
     stored: Sequence[Region | None]
     reads: Sequence[Region]
     on_host: bool
+    share: Share | None = None
 
 
 class ArrayTarget(Struct, frozen=True, gc=False):
@@ -191,35 +221,30 @@ class ArrayTarget(Struct, frozen=True, gc=False):
 def plan_targets(
     infos: Sequence[ParamInfo],
     args: Sequence[RestoreArgs] | None,
-    readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None] | None = None,
+    sharing: Sharing | None = None,
 ) -> list[ArrayTarget]:
     """Plan how arrays are restored.
 
     Args:
         infos: The leaves.
         args: How each is restored, None for as saved.
-        readers: Returns, for the sharding and dtype of an array, the devices whose parts are read,
-            None for all; by default all.
+        sharing: How the reading is divided among processes; None for not at all.
 
     Raises:
         TreeMismatchError: One has another shape than the requested one.
         UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
         ValueError: A sharding does not divide a shape.
     """
-    plan = _Planner(load_batch_of(infos[0]), readers or (lambda _sharding, _dtype: None))
+    plan = _Planner(load_batch_of(infos[0]), sharing)
     return list(map(plan.target, infos, default_restore_args(infos, args), layouts_of(infos)))
 
 
 class _Planner:
     """Plans how arrays are restored."""
 
-    def __init__(
-        self,
-        batch: LoadBatch,
-        readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None],
-    ) -> None:
+    def __init__(self, batch: LoadBatch, sharing: Sharing | None) -> None:
         self._batch = batch
-        self._readers = readers
+        self._sharing = sharing
         self._placements: dict[object, Placement] = {}
 
     def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> ArrayTarget:
@@ -240,15 +265,14 @@ class _Planner:
         sharding = self._sharding(info, wanted, shape)
         trailing = 0 if impl is None else key_type_of(info, layout.dtype)[1]
         try:
-            placement = self._placement(
-                sharding,
-                shape,
-                layout.shape,
-                logical if dtype is None else as_dtype(dtype),
-                len(shape) - trailing,
-            )
+            placement = self._placement(sharding, shape, layout.shape, len(shape) - trailing)
         except ValueError as error:
             raise ValueError(f"{info.label}: {error}") from error
+        if self._sharing is not None:
+            final = logical if dtype is None else as_dtype(dtype)
+            share = self._sharing.share(sharding, shape, final, layout.chunk_shape)
+            if share is not None:
+                placement = _place_pieces(share, layout.shape)
         read = ArrayRead(info.location, info.name, layout, placement.reads)
         return ArrayTarget(info.location, shape, logical, dtype, sharding, placement, read, impl)
 
@@ -268,21 +292,32 @@ class _Planner:
         return self._batch.resolver.resolve(recorded, shape)
 
     def _placement(
-        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, dtype: DType, rank: int
+        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, rank: int
     ) -> Placement:
-        readers = self._readers(sharding, dtype)
-        key = sharding, shape, stored, readers, rank
+        key = sharding, shape, stored, rank
         if key not in self._placements:
             check_divides(sharding, shape, rank)
             held = local_regions(sharding, shape)
-            regions = list(
-                dict.fromkeys(r for d, r in held.items() if readers is None or d in readers)
-            )
-            parts = [region.intersect(whole(stored)) for region in regions]
+            regions, parts = _within(held.values(), stored)
             on_host = regions == parts and all(d.platform == "cpu" for d in held)
-            reads = [part for part in parts if part is not None]
-            self._placements[key] = Placement(regions, parts, reads, on_host)
+            self._placements[key] = Placement(regions, parts, _existing(parts), on_host)
         return self._placements[key]
+
+
+def _place_pieces(share: Share, stored: Shape) -> Placement:
+    pieces = (piece for pieces in share.pieces.values() for piece in pieces)
+    regions, parts = _within(pieces, stored)
+    return Placement(regions, parts, _existing(parts), on_host=False, share=share)
+
+
+def _within(regions: Iterable[Region], stored: Shape) -> tuple[list[Region], list[Region | None]]:
+    """Return the distinct regions, and the stored part of each."""
+    distinct = list(dict.fromkeys(regions))
+    return distinct, [region.intersect(whole(stored)) for region in distinct]
+
+
+def _existing(parts: Iterable[Region | None]) -> list[Region]:
+    return [part for part in parts if part is not None]
 
 
 def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> Shape:

@@ -132,6 +132,7 @@ class LoadBatch(Struct, frozen=True, dict=True):
         details: Leaf details that Orbax's documents lose.
         strings: Contents of the strings file.
         given_resolver: Converts recorded shardings to JAX's; None falls back to the default device.
+        share_reads: Whether processes that need the same part of an array divide its reading.
     """
 
     reader: BatchReader
@@ -140,6 +141,7 @@ class LoadBatch(Struct, frozen=True, dict=True):
     details: Mapping[str, LeafDetail]
     strings: Mapping[str, object]
     given_resolver: ShardingResolver | None = None
+    share_reads: bool = False
 
     @functools.cached_property
     def _other_strings(self) -> dict[str, Mapping[str, object]]:

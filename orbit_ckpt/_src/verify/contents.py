@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from jax.tree_util import DictKey
-
-from orbit_ckpt._src.arrays.slices import Shape, chunk_indices, whole
+from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import (
     CheckpointError,
     CorruptionError,
@@ -25,7 +23,7 @@ from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.chunk_read import ArrayRead, stored_size
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import (
@@ -39,18 +37,12 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.region_stream import BLOCK_BYTES, decoder_bytes, read_to_end
 from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.tree.keypath import format_path
+from orbit_ckpt._src.tree.keypath import DictKey, format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, TextStorage, capability
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
+from orbit_ckpt._src.verify.chunks import ChunkChecks
 from orbit_ckpt._src.verify.report import Findings, Unverifiable
-from orbit_ckpt._src.verify.shared import ChunkKey
-
-_BLOCK_BYTES = 1 << 20
-_GROUP_BYTES = 1 << 22
-_GROUP_CHUNKS = 64
-"""Smaller chunks are checked in groups, to save overhead per thread call."""
-
 
 _GZIP = "gzip"
 _SIZE_BYTES = 4
@@ -245,36 +237,8 @@ async def check_arrays(
             findings.record(error, leaf=format_path(record.path))
         else:
             reads.append(ArrayRead(record.path, record.name, layout, ()))
-    block = max(1, min(_BLOCK_BYTES, (findings.limiter.max_bytes or _BLOCK_BYTES) // 4))
-    absent = 0
-
-    async def check(group: Sequence[tuple[ArrayRead, Shape]]) -> None:
-        nonlocal absent
-        asked: list[ChunkKey] = []
-
-        def can_skip(read: ArrayRead, value: Value) -> bool:
-            if is_known(value):
-                return True
-            key = findings.checked.key(read, value)
-            if key is None:
-                return False
-            if findings.checked.is_intact(key):
-                findings.progress(stored_size(value))
-                return True
-            asked.append(key)
-            return False
-
-        async with findings.limiter.reserve(_held(reader, group, block)):
-            found = await asyncio.to_thread(reader.check, group, max_bytes=block, is_known=can_skip)
-        if not found.errors:
-            findings.checked.add(asked)
-        for error in found.errors:
-            findings.record(error)
-        findings.count(found.nbytes)
-        findings.chunks += len(group)
-        absent += found.absent
-
-    await run_all(check(group) for group in _groups(reads))
+    found = await ChunkChecks(reader, findings, is_known).run(reads)
+    absent = sum(check.absent for check in found)
     findings.skip(directory, "chunks that are not there: they stand for zeros, or are lost", absent)
     return reads
 
@@ -292,30 +256,6 @@ def _knows(directory: CheckedDirectory) -> Callable[[Value], bool]:
         return known[value.file]
 
     return is_known
-
-
-def _groups(reads: Sequence[ArrayRead]) -> Iterator[list[tuple[ArrayRead, Shape]]]:
-    group: list[tuple[ArrayRead, Shape]] = []
-    held = 0
-    for read in reads:
-        layout = read.layout
-        for index in chunk_indices(whole(layout.shape), layout.chunk_shape):
-            if group and (held + layout.chunk_nbytes > _GROUP_BYTES or len(group) >= _GROUP_CHUNKS):
-                yield group
-                group, held = [], 0
-            group.append((read, index))
-            held += layout.chunk_nbytes
-    if group:
-        yield group
-
-
-def _held(reader: BatchReader, group: Sequence[tuple[ArrayRead, Shape]], block: int) -> int:
-    """Return the maximum bytes held while chunks are checked one after the other."""
-    layouts = [read.layout for read, _ in group]
-    return 2 * max(
-        min(layout.chunk_nbytes, block) if reader.can_stream(layout) else layout.chunk_nbytes
-        for layout in layouts
-    )
 
 
 async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None:

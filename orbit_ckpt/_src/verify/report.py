@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,7 @@ class Findings(Struct):
         chunks: Number of chunks checked.
         nbytes: Number of bytes checked.
         checked: Chunks that were checked in other checkpoints, which need not be read again.
+        executor: Where to read files and chunks; None for threads of this process.
     """
 
     checkpoint: Path
@@ -100,6 +102,7 @@ class Findings(Struct):
     chunks: int = 0
     nbytes: int = 0
     checked: CheckedChunks = field(default_factory=CheckedChunks)
+    executor: Executor | None = None
     _places: dict[tuple[str | None, str | None], int] = field(
         default_factory=dict[tuple[str | None, str | None], int]
     )
@@ -109,6 +112,12 @@ class Findings(Struct):
         """Count checked bytes."""
         self.nbytes += nbytes
         self.progress(nbytes)
+
+    def within(self, checkpoint: Path) -> Findings:
+        """Return empty findings in one of several checkpoints, with the same means."""
+        return Findings(
+            checkpoint, self.limiter, self.progress, checked=self.checked, executor=self.executor
+        )
 
     def record(self, error: CheckpointError, *, leaf: str | None = None) -> None:
         """Record an error; for each file only the first, unless a later one names its chunk.

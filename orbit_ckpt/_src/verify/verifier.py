@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 from orbit_ckpt._src.errors import (
@@ -22,8 +23,9 @@ from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.registry import handler_class_in
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
+from orbit_ckpt._src.runtime.jobs import check_executor
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
-from orbit_ckpt._src.runtime.loop import run_all, run_sync
+from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
 from orbit_ckpt._src.storage.inner_path import check_name, read_inner, sizes_below
@@ -41,13 +43,12 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.manifest import damaged_file
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
-from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt._src.verify.contents import verify_foreign, verify_tree
+from orbit_ckpt._src.verify.files import compare_files
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
 from orbit_ckpt._src.verify.shared import find_shared
 
-_MEASURE_BYTES = 1 << 22
 _UNRECORDED = frozenset({MANIFEST, COMMIT_MARKER, IN_PROGRESS, PINNED})
 
 
@@ -137,21 +138,7 @@ class Verifier:
             self.findings.skip(checked.path, "files without a manifest: read only", documents)
             return
 
-        async def verify_file(name: str, nbytes: int) -> None:
-            async with self.findings.limiter.reserve(min(nbytes, _MEASURE_BYTES)):
-                try:
-                    await asyncio.to_thread(checked.verify, name)
-                except CheckpointError as error:
-                    self.findings.record(error)
-                except OSError as error:
-                    if not is_damage(error):
-                        raise
-                    file = str(checked.path / name)
-                    what = f"it cannot be read: {error}"
-                    self.findings.add(what, file)
-            self.findings.count(nbytes)
-
-        await run_all(verify_file(name, record.nbytes) for name, record in manifest.files.items())
+        await compare_files(checked, manifest.files, self.findings)
         for error in await asyncio.to_thread(checked.check_database_files):
             self.findings.record(error)
         added = await asyncio.to_thread(checked.unrecorded)
@@ -244,6 +231,7 @@ def verify(
     max_bytes: int = _MAX_BYTES,
     progress: Progress | None = None,
     reader: Format | None = None,
+    executor: Executor | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint again and compare all checksums; touches no device.
 
@@ -271,6 +259,10 @@ def verify(
         progress: Called now and then.
         reader: The format to read it as, as for `load`; of a run, only the step that it selects is
             checked.
+        executor: Where to read files and chunks: a `ProcessPoolExecutor`, or `get_executor()` of a
+            Dask client, whose workers see the same files. The report is the same as without one.
+            `max_bytes` then applies to each worker. What only this process can read, such as
+            `memory://` and chunks that a format computes, is read here.
 
     Raises:
         CheckpointNotFoundError: No checkpoint exists; the message says what does.
@@ -278,6 +270,7 @@ def verify(
         StorageError: A directory cannot be read, or other processes replace the checkpoint again
             and again while it is read.
         ValueError: `max_bytes` is not positive.
+        WorkerLostError: A worker of the executor ended early, and it does not repeat its work.
 
     Example:
         >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
@@ -287,13 +280,14 @@ def verify(
     """
     check_int("max_bytes", max_bytes, least=1)
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
+    check_executor(executor)
     root = resolve_path(path)
     check_reader(reader)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
         listed, unfinished = ({root: reader}, 0) if reader else read_consistently([root], _look_at)
         sizes = {path: file_sizes(path, foreign)[0] for path, foreign in listed.items()}
         total = _Progress(sum(map(sum, sizes.values())), progress)
-        findings = Findings(root, ByteLimiter(max_bytes), total.advance)
+        findings = Findings(root, ByteLimiter(max_bytes), total.advance, executor=executor)
         findings.skip(root, "saves that did not finish", unfinished)
         checkpoints: list[Path] = []
         for checkpoint, foreign in listed.items():
@@ -317,17 +311,21 @@ def verify(
     )
 
 
-def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
+def verify_files(
+    directory: Path, foreign: Format | None = None, executor: Executor | None = None
+) -> Findings:
     """Check a checkpoint that may be unfinished, such as a copy in progress.
 
     Args:
         directory: Its directory.
         foreign: Its format if another program's, None for our own and Orbax's.
+        executor: As for `verify`.
     """
     progress = _Progress(sum(file_sizes(directory, foreign)[0]), None)
-    verifier = Verifier(Findings(directory, ByteLimiter(_MAX_BYTES), progress.advance))
-    run_sync(verifier.check(foreign))
-    return verifier.findings
+    limiter = ByteLimiter(_MAX_BYTES)
+    findings = Findings(directory, limiter, progress.advance, executor=executor)
+    run_sync(Verifier(findings).check(foreign))
+    return findings
 
 
 class _Progress:
@@ -362,8 +360,7 @@ def _verify_unchanged(
 
     async def check(path: Path) -> Findings:
         overall.checked.begin()
-        findings = Findings(path, overall.limiter, overall.progress, checked=overall.checked)
-        verifier = Verifier(findings)
+        verifier = Verifier(overall.within(path))
         await verifier.check(foreign)
         return verifier.findings
 

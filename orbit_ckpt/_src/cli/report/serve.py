@@ -134,8 +134,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing; a page asks for its version every two seconds."""
 
 
-def serve(path: str, options: ReportOptions, host: str, port: int, interval_s: float) -> None:
+def serve(  # noqa: PLR0913, PLR0917 - options of a command
+    path: str,
+    host: str,
+    port: int,
+    interval_s: float,
+    stats: bool,
+    steps: int,
+    verify: bool,
+    memory: int,
+) -> None:
     """Serve the page of a checkpoint or a run until Ctrl+C."""
+    options = ReportOptions(stats, steps, verify, memory)
     live = LivePage(PageSource(path, options))
     with PageServer(host, port, live) as server:  # before the values are read, which takes long
         with progress_bar("Reading") as progress:

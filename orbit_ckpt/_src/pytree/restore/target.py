@@ -91,6 +91,7 @@ class RestoreOptions(Struct, frozen=True):
         only: Patterns of the leaves to restore, None for all.
         skip: Patterns of leaves to leave out.
         lazy: Whether array leaves stay in storage, as `LazyArray`.
+        share_reads: Whether processes that need the same part of an array divide its reading.
         reader: The format to read as, None to detect it.
         hints: What the error about another tree advises.
     """
@@ -112,6 +113,7 @@ class RestoreOptions(Struct, frozen=True):
     only: Patterns = None
     skip: Patterns = None
     lazy: bool = False
+    share_reads: bool = False
     reader: Format | None = None
     hints: MismatchHints = MismatchHints()
 

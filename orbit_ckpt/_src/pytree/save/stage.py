@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -34,6 +35,7 @@ from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import check_files, databases_below
 from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.ocdbt_part import write_part
+from orbit_ckpt._src.storage.part_digests import join_digests, write_digests
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.staging import copy_to_host_within
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -100,11 +102,10 @@ def _why_full(directory: Path, options: TreeSaveOptions) -> str | None:
     """Return why a save in this layout cannot refer to an earlier one, None if it can."""
     if isinstance(directory, StorePath):
         return "objects of a store cannot be linked"
-    if not options.process.is_alone:
-        return "several processes save"
     if not options.use_ocdbt or not options.use_zarr3:
         return "only arrays in a database as zarr3 can be shared"
-    return "a type handler writes a database of its own" if options.has_parts else None
+    has_more = options.has_other_writers or options.has_own_databases
+    return "a type handler writes a database of its own" if has_more else None
 
 
 async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan | None:
@@ -180,6 +181,9 @@ class _TreeSave:
         options = self._options
         if part != self._main and part in options.parts:
             raise ValueError(f"{part} is the database of another process. Give another id.")
+        base = options.base
+        if base is not None and part:
+            base = base.of_part(part, options.parts)
         writer = self._writers[part] = BatchWriter(
             WriteOptions(
                 self._directory / part if part else self._directory,
@@ -189,15 +193,14 @@ class _TreeSave:
                 max_transfer_bytes=options.max_transfer_bytes,
                 # nothing is known of the values in databases of other writers
                 chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
-                base=options.base,
+                base=base,
             )
         )
         return writer
 
     def tie(self, plan: SavePlan) -> None:
         """Store large arrays once that are several leaves of the tree."""
-        if self._options.process.is_alone:
-            self._writers[self._main].tie(find_tied(plan))
+        self._writers[self._main].tie(find_tied(plan))
 
     def find_known(self, leaves: Sequence[tuple[str, object]]) -> frozenset[int]:
         """Return the ids of the leaves that the base step is known to hold."""
@@ -206,14 +209,14 @@ class _TreeSave:
         if known is None or not found:
             return frozenset()
         incremental = self._writers[self._main].open_base()
-        is_base = incremental is not None and known.are_in(incremental.base_record)
+        is_base = incremental is not None and known.are_in(incremental.base_files)
         return found if is_base else frozenset()
 
     def note_known(self, saved: Mapping[str, weakref.ref[jax.Array]]) -> None:
         """Note the arrays that this save has stored, for the next one."""
         known, record = self._options.known, self._writers[self._main].record
         if known is not None:
-            known.set(record.database if record else None, saved)
+            known.set(record.database.files if record and record.database else None, saved)
 
     def progress(self) -> Progress:
         """Progress of the writing."""
@@ -282,7 +285,9 @@ class _TreeSave:
             self._arrays = [array for writer in writers.values() for array in writer.arrays]
         if self._options.has_parts:
             for part in writers:
-                await asyncio.to_thread((self._directory / part).mkdir)
+                has_links = self._options.base is not None  # which are made as leaves are staged
+                where = self._directory / part
+                await asyncio.to_thread(partial(where.mkdir, exist_ok=has_links))
         commits = [writer.commit() for writer in writers.values()]
         await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
         if self._options.has_parts:
@@ -319,9 +324,14 @@ class _TreeSave:
             has_others = self._options.has_other_writers or self._options.has_own_databases
             others = databases_below(self._directory) if has_others else []
             parts += [part for part in others if part not in parts]
+            has_base = self._options.base is not None
+            digests = join_digests(self._directory, parts) if has_base else None
             merge = self._merge(parts)
             starts = merge.ranges(process.count)
-            return merge.finish([merge.merge(starts, i) for i in range(len(starts) + 1)])
+            merged = merge.finish([merge.merge(starts, i) for i in range(len(starts) + 1)])
+            if digests is not None:
+                write_digests(self._directory, merged, digests)
+            return merged
         if process.is_alone:
             return self._writers[self._main].record
         check_files(self._directory, self._arrays)

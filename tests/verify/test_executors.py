@@ -1,0 +1,167 @@
+"""`verify` in the workers of an executor reports what one process reports, in the same order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import orbit_ckpt as ocp
+from orbit_ckpt._src.cli.app import app
+from orbit_ckpt._src.verify import chunks, files
+from orbit_ckpt.errors import WorkerLostError
+from tests.faults.support import LAYOUTS, Layout, every_kind_of_leaf
+from tests.support import damage_chunk
+
+WEIGHTS = np.random.default_rng(0).standard_normal((40, 1000))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.fixture(autouse=True)
+def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chunks, files):
+        monkeypatch.setattr(module, "UNIT_BYTES", 4000)
+
+
+def report_of(path: Path, **options: Any) -> str:
+    report = ocp.verify(path, **options)
+    return f"{report.describe(most=10**6)}\n{report.damage}\n{report.shared_damage}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_report_is_that_of_one_process(layout: Layout, pool: Executor, tmp_path: Path) -> None:
+    layout.save(tmp_path / "c", every_kind_of_leaf())
+    assert report_of(tmp_path / "c", executor=pool) == report_of(tmp_path / "c")
+    damaged = [file for file in (tmp_path / "c").rglob("*") if file.stat().st_size > 1000]
+    for file in damaged[:3]:
+        with file.open("r+b") as data:
+            data.seek(700)
+            data.write(b"damaged")
+    alone = report_of(tmp_path / "c")
+    assert "damaged: " in alone
+    assert report_of(tmp_path / "c", executor=pool) == alone
+
+
+def rows(count: int) -> dict[str, Any]:
+    return {f"w{i}": WEIGHTS[i] for i in range(count)}
+
+
+def test_damaged_and_missing_chunks_are_reported_in_order(pool: Executor, tmp_path: Path) -> None:
+    Layout(use_ocdbt=False).save(tmp_path / "c", rows(9))
+    for leaf in ("w7", "w1", "w4"):
+        damage_chunk(tmp_path / "c", f"{leaf}/c/0")
+    (tmp_path / "c" / "w2" / "c" / "0").unlink()
+    alone = report_of(tmp_path / "c")
+    assert alone.count("leaf w") >= 4
+    assert report_of(tmp_path / "c", executor=pool) == alone
+
+
+def test_steps_that_share_files_are_read_once(pool: Executor, tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in (1, 2):
+            tree = {"frozen": WEIGHTS, "w": np.full(40_000, step)}
+            run.save(step, args=ocp.args.StandardSave(tree))
+    damage_chunk(tmp_path / "run" / "2" / "default", "w/c/0")
+    assert report_of(tmp_path / "run", executor=pool) == report_of(tmp_path / "run")
+
+
+def test_other_formats_are_read_by_workers_too(pool: Executor, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(5))
+    for to, name in (
+        ("safetensors", "w.safetensors"),
+        ("t5x", "checkpoint_1"),
+        ("flax", "w.msgpack"),
+    ):
+        ocp.convert(tmp_path / "c", tmp_path / name, to=to)
+        assert report_of(tmp_path / name, executor=pool) == report_of(tmp_path / name)
+
+
+def test_progress_ends_at_the_total(pool: Executor, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(40))
+    seen: list[tuple[int, int]] = []
+    ocp.verify(tmp_path / "c", executor=pool, progress=lambda *done: seen.append(done))
+    assert len(seen) > 20
+    assert seen == sorted(seen)
+    assert 0.9 * seen[-1][1] <= seen[-1][0] <= seen[-1][1]
+
+
+def test_what_is_in_memory_is_read_here(pool: Executor) -> None:
+    ocp.save("memory://executors/c", rows(3))
+    report = ocp.verify("memory://executors/c", executor=pool)
+    assert report.is_intact
+    assert report.chunks == 3
+
+
+class Mortal(Executor):
+    """A process pool, one of whose workers is killed when half of the units have begun."""
+
+    def __init__(self, pool: Executor) -> None:
+        self.pool = pool
+        self.begun = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.begun += 1
+        if self.begun == 20:
+            self.pool.submit(os._exit, 1)
+        return self.pool.submit(fn, *args, **kwargs)
+
+
+def test_a_lost_worker_of_a_process_pool_is_an_error(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(40))
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(2, mp_context=context) as pool,
+        pytest.raises(WorkerLostError, match=r"ended before its work was done.*fewer workers"),
+    ):
+        ocp.verify(tmp_path / "c", executor=Mortal(pool))
+
+
+@pytest.mark.slow  # starts a Dask cluster of four processes
+def test_a_killed_dask_worker_changes_nothing(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    ocp.save(tmp_path / "c", rows(40))
+    damage_chunk(tmp_path / "c", "w3/c/0")
+    alone = report_of(tmp_path / "c")
+    killed: list[int] = []
+    with (
+        distributed.LocalCluster(3, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        workers = list(client.run(os.getpid).values())
+
+        def kill_one(done: int, total: int) -> None:
+            if not killed and 0.3 * total < done:
+                killed.append(workers[0])
+                os.kill(workers[0], signal.SIGKILL)
+
+        assert report_of(tmp_path / "c", executor=client.get_executor(), progress=kill_one) == alone
+        assert killed
+
+
+def test_an_executor_is_checked_for(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"executor must be an object with submit\(\)"):
+        ocp.verify(tmp_path, executor=8)  # pyright: ignore[reportArgumentType] - wrong on purpose
+
+
+def test_the_command_line_starts_processes(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(3))
+    run = CliRunner().invoke
+    alone = run(app, ["verify", str(tmp_path / "c")])
+    spread = run(app, ["verify", str(tmp_path / "c"), "--workers", "1"])
+    assert (spread.exit_code, spread.output) == (alone.exit_code, alone.output)
+    both = run(app, ["verify", str(tmp_path / "c"), "--workers", "1", "--dask", "tcp://nowhere:1"])
+    assert both.exit_code == 2
