@@ -92,6 +92,8 @@ def _has_rows(found: Keys, front: bytes, suffixes: Keys) -> bool:
     lengths = suffixes.lengths + len(front)
     if not np.array_equal(found.lengths, lengths):
         return False
+    if not len(lengths):
+        return True
     width = int(lengths.max(initial=0))
     head, tail = found.matrix[:, : len(front)], found.matrix[:, len(front) : width]
     expected = suffixes.matrix[:, : tail.shape[1]]

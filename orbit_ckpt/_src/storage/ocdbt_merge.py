@@ -15,14 +15,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
+import msgspec.msgpack
 import numpy as np
 from crc32c import crc32c
 from msgspec import Struct
 
 from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.durable import write_file
-from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, PART_INDEX, Extent
-from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
+from orbit_ckpt._src.storage.layout import (
+    MERGED_RANGE,
+    OCDBT_DATA,
+    OCDBT_MANIFEST,
+    PART_INDEX,
+    Extent,
+)
+from orbit_ckpt._src.storage.manifest import (
+    DatabaseRecord,
+    FileRecord,
+    Manifest,
+    damaged_file,
+    index_checksum,
+)
 from orbit_ckpt._src.storage.ocdbt import disagreement, keys_of
 from orbit_ckpt._src.storage.ocdbt_columns import Entries, PackedEntries, join_entries
 from orbit_ckpt._src.storage.ocdbt_encode import (
@@ -118,6 +131,27 @@ class DatabaseMerge:
         entries = entries.rows(entries.keys.order())
         self._check(entries, [b"", *starts][number], [*starts, None][number])
         return self._write(entries, files, records, has_checksums=has_checksums)
+
+    def write_range(self, merged: MergedRange, number: int) -> None:
+        """Leave a merged range to the process that finishes."""
+        data = msgspec.msgpack.encode(merged)
+        write_file(self._range_file(number), data + crc32c(data).to_bytes(4, "little"))
+
+    def read_range(self, number: int) -> MergedRange:
+        """Return a range that another process has merged, and remove its file.
+
+        Raises:
+            CorruptionError: The file is damaged.
+        """
+        file = self._range_file(number)
+        data = file.read_bytes()
+        file.unlink()
+        if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            raise damaged_file(file, "its checksum does not match")
+        return msgspec.msgpack.decode(data[:-4], type=MergedRange)
+
+    def _range_file(self, number: int) -> Path:
+        return self._directory / f"{MERGED_RANGE}{number}"
 
     def finish(self, ranges: Sequence[MergedRange]) -> Manifest:
         """Complete the database; return its record for the manifest.
