@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ import numpy as np
 from benchmarks.many_processes import Cluster, Plan, llama, plan_many
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions
 from orbit_ckpt._src.metadata.files import arrays_file
-from orbit_ckpt._src.pytree.save.stage import check_agreement
+from orbit_ckpt._src.pytree.save.agreement import check_agreement
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, Extent, process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt import merge_databases
+from orbit_ckpt._src.storage.ocdbt_expected import ExpectedKeys
+from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
+from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
 _TASK_BYTES = 1 << 25
@@ -51,15 +54,18 @@ class Cost(NamedTuple):
 
 def write_databases(plan: Plan, directory: Path) -> None:
     """Write the databases of a plan, without the values."""
+    arrays = [(planned.array.name, planned.layout) for planned in plan.arrays]
+    starts = ExpectedKeys(arrays).ranges(plan.cluster.processes)
     for process, keys in enumerate(plan.keys_of_processes()):
         part = directory / process_directory(process)
         part.mkdir()
         writer = DatabaseWriter(part, data_file_bytes=None)
-        offset = 0
+        file, offset = f"d/{secrets.token_hex(16)}", 0
         for key, nbytes in keys.items():
-            writer.refer({key: Extent("d/values", offset, nbytes)}, Manifest())
+            writer.refer({key: Extent(file, offset, nbytes, offset % 2**32)}, Manifest())
             offset += nbytes
         writer.close()
+        write_part(part, writer.record, writer.values, starts)
 
 
 def measure(plan: Plan, directory: Path, *, expected: Plan | None = None) -> Cost:

@@ -32,20 +32,20 @@ from orbit_ckpt.errors import CheckpointError, ProcessFailedError, ProcessTimeou
 
 PHASES: dict[str, tuple[object, str]] = {
     "before the decision": (StepWriter, "decide"),
-    "before 'created'": (SaveSession, "_broadcast"),
+    "before 'created'": (SaveSession, "_created"),
     "staging": (saving, "stage_item"),
     "writing": (DatabaseWriter, "close"),
     "before 'written'": (SaveSession, "commit"),
     "finalizing": (Commit, "finalize"),
     "committing": (AtomicDirectory, "commit"),
-    "waiting for 'committing'": (SaveSession, "_broadcast"),
+    "waiting for 'committed'": (SaveSession, "_broadcast"),
     "after the commit": (StepWriter, "_committed"),
     "in a deletion": (StepDeleter, "remove"),
 }
 """Before which method a fault comes, by phase."""
 
 OF_PRIMARY = ("finalizing", "committing", "in a deletion")
-OF_OTHERS = ("waiting for 'committing'",)
+OF_OTHERS = ("waiting for 'committed'",)
 
 COUNT = 2
 

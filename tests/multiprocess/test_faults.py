@@ -32,7 +32,7 @@ DEADLINE_S, HEARTBEAT_S, ENDED_S = 3.0, 5, 90.0
 OF_FIRST = [phase for phase in PHASES if phase not in OF_OTHERS]
 OF_SECOND = [phase for phase in PHASES if phase not in OF_PRIMARY]
 
-DURABLE = {"waiting for 'committing'", "after the commit", "in a deletion"}
+DURABLE = {"waiting for 'committed'", "after the commit", "in a deletion"}
 """A process that is lost in these phases does not keep the step from being saved."""
 
 

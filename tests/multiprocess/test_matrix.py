@@ -160,7 +160,7 @@ def test_the_data_of_every_process_is_recorded(directory: Path, layout: str, cou
         data = {str(file.relative_to(path)) for file in path.glob("**/d/*")}
         assert manifest.database is not None
         assert data == {*manifest.database.files, *manifest.files} & data
-    assert not list(path.glob("ocdbt.process_*/orbit_manifest.json"))
+    assert not list(path.glob("ocdbt.process_*/orbit_part_index"))
     report = ocp.verify(path)
     assert report.is_intact
     assert not report.unchecked

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import orbit_ckpt as ocp
 from tests.incremental.test_incremental import new_bytes
@@ -91,14 +92,18 @@ def test_every_process_writes_a_database_and_every_chunk_is_written_once(exchang
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by_two", "by_two_True_False", "by_two_False_False"])
 def test_orbax_restores_what_two_processes_saved(exchanged: Path, name: str) -> None:
+    assert_orbax_restores(exchanged / name)
+
+
+def assert_orbax_restores(path: Path) -> None:
     import orbax.checkpoint as orbax  # noqa: PLC0415 - takes seconds
 
     with orbax.PyTreeCheckpointer() as checkpointer:
-        metadata = checkpointer.metadata(exchanged / name).item_metadata.tree
+        metadata = checkpointer.metadata(path).item_metadata.tree
         args = orbax.checkpoint_utils.construct_restore_args(metadata)
         as_numpy = {n: orbax.RestoreArgs(restore_type=np.ndarray) for n in SPECS}
         args = {**args, "arrays": as_numpy, "keys": orbax.RestoreArgs(restore_type=np.ndarray)}
-        restored = checkpointer.restore(exchanged / name, restore_args=args)
+        restored = checkpointer.restore(path, restore_args=args)
     for leaf, value in host_values().items():
         assert restored["arrays"][leaf].tobytes() == value.tobytes()
     for leaf, value in OTHERS.items():
@@ -123,6 +128,22 @@ def test_killed_process_is_named_and_its_step_never_listed(tmp_path: Path) -> No
     survivor, victim = run("killed", tmp_path)
     assert victim.returncode == -signal.SIGKILL
     assert_done(survivor)
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+def test_ranges_of_keys_are_merged_by_another_process_or_not_at_all(tmp_path: Path) -> None:
+    survivor, victim = run("merging", tmp_path)
+    assert victim.returncode == -signal.SIGKILL
+    assert_done(survivor)
+    path = tmp_path / "merged"
+    check_tree(ocp.load(path))
+    assert ocp.verify(path).is_intact
+    assert not [*path.glob("orbit_merged_range_*"), *path.glob("*/orbit_part_index")]
+    store = ts.KvStore.open({"driver": "file", "path": f"{path}/"}).result()
+    root = ts.ocdbt.dump(store, None).result()["versions"][-1]["root"]["location"]
+    assert len(ts.ocdbt.dump(store, root).result()["entries"]) > 2  # a node for every range
+    assert_orbax_restores(path)
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
 from orbit_ckpt._src.storage import incremental as incremental_save
+from orbit_ckpt._src.storage import ocdbt_expected
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.batch_write import BatchWriter
+from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
@@ -299,6 +301,44 @@ def killed(directory: Path) -> None:
     assert f"waited {SHORT_S:g} s at barrier 'written' for process 1 (last: writing)" in str(error)
     assert names_in(directory) == ["earlier"], names_in(directory)
     check_tree(ocp.load(directory / "earlier", like=tree))
+    print("done", flush=True)
+    os._exit(0)  # JAX would wait for the other one
+
+
+def merging(directory: Path) -> None:
+    """Let the second process merge ranges of keys; then fail at it, then be killed."""
+    index = jax.process_index()
+    tree = make_tree()
+    for name in ("RANGE_BYTES", "SHARED_BYTES"):
+        setattr(ocdbt_expected, name, 150)
+    save(directory / "merged", tree)
+    check_tree(ocp.load(directory / "merged"), make_shardings(make_mesh()))
+
+    merge = DatabaseMerge.merge
+    merged: list[int] = []
+
+    def fail(self: DatabaseMerge, starts: Any, number: int) -> Any:
+        merged.append(number)
+        if number == 2:
+            raise OSError("the disk is on fire")
+        return merge(self, starts, number)
+
+    setattr(DatabaseMerge, "merge", fail)  # noqa: B010 - a method
+    error = raised_by(lambda: save(directory / "failed", tree))
+    assert "the disk is on fire" in str(error), error
+    assert merged == [0, 1, 2] * index, merged
+    if index == 0:
+        assert isinstance(error, ProcessFailedError), error
+        assert "process 1 failed while merging" in str(error), error
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(DatabaseMerge, "merge", die)  # noqa: B010 - a method
+    error = raised_by(lambda: save(directory / "killed", tree, timeout_s=SHORT_S))
+    assert isinstance(error, ProcessTimeoutError), error
+    assert error.missing == {1: "merging"}
+    assert names_in(directory) == ["merged"], names_in(directory)
     print("done", flush=True)
     os._exit(0)  # JAX would wait for the other one
 

@@ -96,7 +96,7 @@ def test_tensorstore_finds_what_is_written_in_trees_of_any_height(
     split = functools.partial(value_write.split_entries, max_bytes=node_bytes)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(value_write, "split_entries", split)
-        patch.setattr(value_write, "_CHILDREN", 3)
+        patch.setattr(ocdbt_encode, "_CHILDREN", 3)
         write_database(Path(folder), values, data_file_bytes=data_file_bytes)
         store = open_database(Path(folder))
         assert len(read_index(Path(folder))) == len(values)

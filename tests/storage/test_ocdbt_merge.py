@@ -8,8 +8,10 @@ import pytest
 import tensorstore as ts
 from crc32c import crc32c
 
-from orbit_ckpt._src.storage.layout import MANIFEST
-from orbit_ckpt._src.storage.ocdbt import merge_databases, read_index, write_part_record
+from orbit_ckpt._src.storage.layout import PART_INDEX
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
+from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError
@@ -71,13 +73,13 @@ def test_the_record_of_a_merged_database_has_the_values_of_all_parts(tmp_path: P
         writer = DatabaseWriter(tmp_path / part, data_file_bytes=None)
         writer.append(key, [LARGE + key.encode()], len(LARGE) + 1)
         writer.close()
-        write_part_record(tmp_path / part, writer.record)
+        write_part(tmp_path / part, writer.record, writer.values)
     record = merge_databases(tmp_path, PARTS, [])
     assert record.database is not None
     data = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("**/d/*")}
     assert set(record.database.files) == data
     assert record.database.checksums() == [crc32c(LARGE + key) for key in (b"a", b"b")]
-    assert not list(tmp_path.glob(f"*/{MANIFEST}"))
+    assert not list(tmp_path.glob(f"*/{PART_INDEX}"))
     found = read_index(tmp_path, record.database)
     assert [getattr(found[key], "checksum") for key in "ab"] == record.database.checksums()  # noqa: B009 - of an extent
 

@@ -11,12 +11,13 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+import msgspec.msgpack
+from msgspec import Struct
 
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.guards import is_mapping
-from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.files import add_item_handler, write_step
 from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.step_details import (
@@ -28,6 +29,7 @@ from orbit_ckpt._src.metadata.step_details import (
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.futures import Future, collect_futures, wait_for_end
+from orbit_ckpt._src.runtime.joint import Assignment, JointWork, collecting_work
 from orbit_ckpt._src.runtime.loop import run_checked
 from orbit_ckpt._src.runtime.process import (
     NO_OTHERS,
@@ -45,24 +47,35 @@ _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
 
 
-_Handlers: Any = str | dict[str, str]
-
-
 class Barrier(StrEnum):
     """The barriers of one save, in order.
 
     Attributes:
         CREATED: The primary process has created the directory.
         WRITTEN: All processes have written their parts.
+        MERGED: The processes that merge parts have done so; only the primary waits for them.
         COMMITTING: Everything is durable; from here no process can stop the checkpoint from
-            appearing.
+            appearing. Nobody waits for it.
         COMMITTED: The checkpoint has appeared.
     """
 
     CREATED = "created"
     WRITTEN = "written"
+    MERGED = "merged"
     COMMITTING = "committing"
     COMMITTED = "committed"
+
+
+class _Written(Struct, frozen=True):
+    """What a process brings to the barrier `WRITTEN`.
+
+    Attributes:
+        handlers: Typestr of the item's handler, or of every item's by name.
+        reports: The reports of its joint work, by name.
+    """
+
+    handlers: str | dict[str, str]
+    reports: dict[str, bytes]
 
 
 class SaveSession:
@@ -122,6 +135,7 @@ class SaveSession:
         self._pending = list(Barrier)
         self._rendezvous: Rendezvous = NO_OTHERS
         self._begun: list[Future] = []
+        self._works: dict[str, JointWork] = {}
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
@@ -142,7 +156,11 @@ class SaveSession:
     @contextlib.contextmanager
     def called(self) -> Generator[None]:
         """Call handlers in the block: as this process, and with the work that they begin noted."""
-        with acting_as(self.process), collect_futures(self._begun):
+        with (
+            acting_as(self.process),
+            collect_futures(self._begun),
+            collecting_work(self._works),
+        ):
             yield
 
     def decline(self, error: BaseException) -> None:
@@ -167,17 +185,34 @@ class SaveSession:
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: The primary process has not joined in time.
         """
-        self._rendezvous = self._join()
-        try:
+        failure: BaseException | None = None
+        if self._is_primary:
             self.set_phase("making the directory")
-            if self._is_primary:
+            try:
                 self._atomic.__enter__()
-            name = self._broadcast(Barrier.CREATED, os.fsencode(self._atomic.path.name))
+            except BaseException as error:  # noqa: BLE001 - raised again once the others know
+                failure = error
+        try:
+            self._rendezvous = self._join(b"" if failure else os.fsencode(self._atomic.path.name))
+        except BaseException:
+            self._atomic.__exit__()
+            raise
+        try:
+            self._created(failure)
         except BaseException as error:  # raised again once the other processes know
             self._leave(error)
             raise
-        self._directory = self._atomic.final.with_name(os.fsdecode(name))
         return self
+
+    def _created(self, failure: BaseException | None) -> None:
+        """Pass the barrier `CREATED`, which joining is, unless the primary process has failed."""
+        if failure is not None:
+            raise failure
+        name = self._rendezvous.opening
+        if not self._is_primary:
+            name = name or self._rendezvous.broadcast(Barrier.CREATED, None)
+            self._directory = self._atomic.final.with_name(os.fsdecode(name))
+        self._pending.remove(Barrier.CREATED)
 
     def __exit__(
         self,
@@ -222,23 +257,55 @@ class SaveSession:
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: Another process has not joined in time.
         """
-        brought = self._rendezvous.barrier(Barrier.WRITTEN, encode_json(item_handlers))
-        self._pending.remove(Barrier.WRITTEN)
+        self._merge(self._agree(item_handlers))
         if self._is_primary:
             self.set_phase("finishing")
-            self._check_same_handlers(item_handlers, brought)
             finalize()
             if self._is_item:
                 write_manifest(self.directory)
             else:
                 self._write_documents(item_handlers)
-        self._broadcast(Barrier.COMMITTING)
-        if self._is_primary:
+            self._broadcast(Barrier.COMMITTING)
             self.set_phase("committing")
-            self._rendezvous.check(Barrier.COMMITTED)  # the other processes may have timed out
             with self._changes_around(item_handlers):
                 self._atomic.commit()
-        self._broadcast(Barrier.COMMITTED)
+        self._broadcast(Barrier.COMMITTED, settled_by=Barrier.COMMITTING)
+
+    def _agree(self, item_handlers: str | Mapping[str, str]) -> dict[str, Assignment]:
+        """Wait until all have written; return what the primary process decides on joint work."""
+        above = str(self._directory)
+        works = {place.removeprefix(above): work for place, work in self._works.items()}
+        self._works = works  # by the same names on all processes
+        reports = {name: work.report() for name, work in works.items()}
+        mine = item_handlers if isinstance(item_handlers, str) else dict(item_handlers)
+
+        def decide(values: list[bytes]) -> bytes:
+            brought = [msgspec.msgpack.decode(value, type=_Written) for value in values]
+            self._check_same_handlers(mine, [written.handlers for written in brought])
+            return msgspec.msgpack.encode(
+                {
+                    name: work.assign([written.reports.get(name, b"") for written in brought])
+                    for name, work in works.items()
+                }
+            )
+
+        written = msgspec.msgpack.encode(_Written(mine, reports))
+        found = self._rendezvous.agree(Barrier.WRITTEN, written, decide)
+        self._pending.remove(Barrier.WRITTEN)
+        return msgspec.msgpack.decode(found, type=dict[str, Assignment])
+
+    def _merge(self, assignments: Mapping[str, Assignment]) -> None:
+        """Do this process's share of joint work; the primary process waits for all shares."""
+        index = self._group.process.index
+        workers = {worker for found in assignments.values() for worker in found.workers}
+        if index in workers:
+            self.set_phase("merging")
+        for name, assignment in assignments.items():
+            if index in assignment.workers:
+                self._works[name].work(assignment, assignment.workers.index(index))
+        if workers and (self._is_primary or index in workers):
+            self._rendezvous.gather(Barrier.MERGED, b"", among=workers)
+        self._pending.remove(Barrier.MERGED)
 
     def _changes_around(
         self, item_handlers: str | Mapping[str, str]
@@ -253,13 +320,13 @@ class SaveSession:
     def _is_primary(self) -> bool:
         return self._group.process.is_primary
 
-    def _join(self) -> Rendezvous:
-        return self._group.join(f"save of {self._atomic.final}", self._timeout_s)
+    def _join(self, value: bytes = b"") -> Rendezvous:
+        name = f"save of {self._atomic.final}"
+        return self._group.join(name, self._timeout_s, value=value, phase="staging")
 
-    def _broadcast(self, barrier: Barrier, value: bytes = b"") -> bytes:
-        found = self._rendezvous.broadcast(barrier, value)
+    def _broadcast(self, barrier: Barrier, *, settled_by: str = "") -> None:
+        self._rendezvous.broadcast(barrier, b"", settled_by=settled_by)
         self._pending.remove(barrier)
-        return found
 
     def _leave(self, error: BaseException | None) -> None:
         """Remove uncommitted files, and report an error to the other processes.
@@ -289,11 +356,11 @@ class SaveSession:
         if first is not None and isinstance(error, Exception):
             raise first from error
 
-    def _check_same_handlers(self, mine: str | Mapping[str, str], brought: Sequence[bytes]) -> None:
+    def _check_same_handlers(
+        self, mine: str | Mapping[str, str], brought: Sequence[str | Mapping[str, str]]
+    ) -> None:
         """Check that all processes saved with the same handlers, so that nothing is lost."""
-        for name, data in zip(self._group.names, brought, strict=True):
-            theirs: str | dict[str, str]
-            theirs = decode_json(data, _Handlers, f"handlers of process {name}")
+        for name, theirs in zip(self._group.names, brought, strict=True):
             pairs: list[tuple[str, object, object]] = [("the item", mine, theirs)]
             if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
                 shared = sorted(mine.keys() & theirs.keys())

@@ -51,11 +51,14 @@ def write_tree(directory: Path, tree: bytes, details: TreeDetails) -> None:
     write_file(directory / TREE_METADATA, tree)
 
 
-def write_arrays(directory: Path, process: int, records: Sequence[ArrayRecord]) -> None:
-    """Write the records of JAX arrays; write no empty file."""
-    if records:
-        (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
-        write_file(directory / arrays_file(process), encode_arrays(records))
+def write_arrays(directory: Path, process: int, records: Sequence[ArrayRecord]) -> bytes | None:
+    """Write the records of JAX arrays; return the document, None without one."""
+    if not records:
+        return None
+    document = encode_arrays(records)
+    (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
+    write_file(directory / arrays_file(process), document)
+    return document
 
 
 def encode_shardings(

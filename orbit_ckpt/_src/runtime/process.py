@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -132,7 +132,12 @@ class Rendezvous(Protocol):
     """One joint operation of all processes, which pass the same barriers in the same order.
 
     Each barrier, broadcast or gather name is used once.
+
+    Attributes:
+        opening: The value with which the primary process began it.
     """
+
+    opening: bytes
 
     def set_phase(self, phase: str) -> None:
         """Publish what this process is doing, for messages."""
@@ -147,8 +152,28 @@ class Rendezvous(Protocol):
         """
         ...
 
-    def broadcast(self, name: str, value: bytes | None) -> bytes:
+    def agree(self, name: str, value: bytes, decide: Callable[[list[bytes]], bytes]) -> bytes:
+        """Wait until all processes arrive; return what the primary decides, on all.
+
+        Args:
+            name: Name of the barrier.
+            value: This process's value.
+            decide: Makes the decision of the values of all; called on the primary only.
+
+        Raises:
+            ProcessFailedError: A process failed.
+            ProcessTimeoutError: A process did not arrive in time.
+        """
+        ...
+
+    def broadcast(self, name: str, value: bytes | None, *, settled_by: str = "") -> bytes:
         """Return the primary process's value; the others wait for it.
+
+        Args:
+            name: Its name.
+            value: The primary's value.
+            settled_by: An earlier barrier, for which this process need not wait: once the primary
+                has passed it, this one is not given up either.
 
         Raises:
             ProcessFailedError: A process failed.
@@ -156,8 +181,13 @@ class Rendezvous(Protocol):
         """
         ...
 
-    def gather(self, name: str, value: bytes) -> list[bytes]:
-        """Return the values of all processes on the primary, nothing on the others.
+    def gather(self, name: str, value: bytes, among: Collection[int] | None = None) -> list[bytes]:
+        """Return the values of processes on the primary, nothing on the others.
+
+        Args:
+            name: Its name.
+            value: This process's value.
+            among: The processes that have one, None for all; the others may call this, too.
 
         Raises:
             ProcessFailedError: A process failed.
@@ -223,12 +253,16 @@ class ProcessGroup(Protocol):
     process: Process
     names: Sequence[int]
 
-    def join(self, name: str, timeout_s: float) -> Rendezvous:
+    def join(
+        self, name: str, timeout_s: float, *, value: bytes = b"", phase: str = "beginning"
+    ) -> Rendezvous:
         """Begin a joint operation of all processes.
 
         Args:
             name: Its name, the same on all processes.
             timeout_s: Maximum seconds to wait for others at each barrier.
+            value: The primary's value for all others, see `Rendezvous.opening`.
+            phase: What this process does then, for messages.
 
         Raises:
             ProcessTimeoutError: The primary process did not begin it in time.
@@ -237,6 +271,8 @@ class ProcessGroup(Protocol):
 
 
 class _NoOthers(Rendezvous):
+    opening = b""
+
     @override
     def set_phase(self, phase: str) -> None:
         pass
@@ -246,11 +282,15 @@ class _NoOthers(Rendezvous):
         return [value]
 
     @override
-    def broadcast(self, name: str, value: bytes | None) -> bytes:
+    def agree(self, name: str, value: bytes, decide: Callable[[list[bytes]], bytes]) -> bytes:
+        return decide([value])
+
+    @override
+    def broadcast(self, name: str, value: bytes | None, *, settled_by: str = "") -> bytes:
         return value or b""
 
     @override
-    def gather(self, name: str, value: bytes) -> list[bytes]:
+    def gather(self, name: str, value: bytes, among: Collection[int] | None = None) -> list[bytes]:
         return [value]
 
     @override
@@ -293,5 +333,7 @@ class SingleProcess(ProcessGroup):
     names: Sequence[int] = (0,)
 
     @override
-    def join(self, name: str, timeout_s: float) -> Rendezvous:
+    def join(
+        self, name: str, timeout_s: float, *, value: bytes = b"", phase: str = "beginning"
+    ) -> Rendezvous:
         return NO_OTHERS

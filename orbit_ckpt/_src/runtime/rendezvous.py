@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
@@ -27,11 +27,14 @@ _POLL_S = 0.02
 _SETTLE_S = 10.0
 """Maximum time that the primary process waits for the others after a failure."""
 
+_IDENTIFIER = 16
+"""Characters of the identifier of an attempt."""
+
 _SLICE_S = 0.5
 """Maximum duration of one wait in native code, which delays an interrupt."""
 
-_ASKED_PER_S, _LISTED_PER_S = 1000, 20_000
-"""Limits for all processes together: requests per second, and for one, keys listed per second."""
+_ASKED_PER_S = 1000
+"""Limit for all processes together: requests per second."""
 
 
 class KeyValueStore(Protocol):
@@ -88,35 +91,42 @@ class KeyValueGroup(ProcessGroup):
         self._prefix = f"orbit_ckpt/{quote(prefix, safe='') or '-'}"
 
     @override
-    def join(self, name: str, timeout_s: float) -> Rendezvous:
+    def join(
+        self, name: str, timeout_s: float, *, value: bytes = b"", phase: str = "beginning"
+    ) -> Rendezvous:
         opened = f"{self._prefix}/opened/{quote(name, safe='')}"
         if self.process.is_primary:
             # the identifier is unique, so that no process mistakes another attempt for this one
-            identifier = secrets.token_hex(8)
+            identifier = secrets.token_hex(_IDENTIFIER // 2)
             folder = f"{self._prefix}/{identifier}"
-            self._store.put(f"{folder}/phase/{self.process.index}", b"beginning")
-            self._store.put(opened, identifier.encode())
-            return self._rendezvous(name, folder, timeout_s, opened)
+            self._store.put(f"{folder}/phase/{self.process.index}", phase.encode())
+            self._store.put(opened, identifier.encode() + value)
+            return self._rendezvous(name, folder, timeout_s, opened, value, phase)
         count = self.process.count
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = deadline - time.monotonic()
             found = self._store.get(opened, max(0.001, min(pace(_SLICE_S, count), remaining)))
             if found is not None:
-                folder = f"{self._prefix}/{found.decode()}"
+                identifier, value = found[:_IDENTIFIER].decode(), found[_IDENTIFIER:]
+                folder = f"{self._prefix}/{identifier}"
                 key = f"{folder}/phase/{self.process.index}"
-                if self._store.put_new(key, b"beginning"):
-                    return self._rendezvous(name, folder, timeout_s, opened)
+                if self._store.put_new(key, phase.encode()):
+                    return self._rendezvous(name, folder, timeout_s, opened, value, phase)
                 time.sleep(pace(_POLL_S, count))  # it already joined that attempt, which failed
             if remaining <= 0:
                 late = {self.names[self.process.primary]: "it has not begun this"}
                 me = self.names[self.process.index]
                 raise _timeout(f"{name}: process {me}", me, timeout_s, "join", late)
 
-    def _rendezvous(self, name: str, folder: str, timeout_s: float, opened: str) -> Rendezvous:
-        return KeyValueRendezvous(
+    def _rendezvous(
+        self, name: str, folder: str, timeout_s: float, opened: str, value: bytes, phase: str
+    ) -> Rendezvous:
+        found = KeyValueRendezvous(
             self._store, self.process, self.names, name, folder, timeout_s, opened
         )
+        found.opening, found.phase = value, phase
+        return found
 
 
 def pace(least_s: float, count: int) -> float:
@@ -150,7 +160,9 @@ class KeyValueRendezvous(Rendezvous):
     """One attempt at a joint operation.
 
     Keys below its folder: `phase/<i>`, what a process is doing; `arrived/<barrier>/<i>`, its value;
-    `outcome/<barrier>`, written once; `posted/<i>`; `finished`, the number of finished processes.
+    `arrived/<barrier>-count`, how many there are; `outcome/<barrier>-all`, written by the last one
+    to arrive, so that the primary process neither polls nor counts; `outcome/<barrier>`, written
+    once; `posted/<i>`; `finished`, the number of finished processes.
     """
 
     def __init__(
@@ -171,47 +183,66 @@ class KeyValueRendezvous(Rendezvous):
         self._folder = folder
         self._timeout_s = timeout_s
         self._opened = opened
-        self._phase = "beginning"
+        self.opening = b""
+        self.phase = "beginning"
         self._has_failed = False
         self._missed: set[int] = set()
 
     @override
     def set_phase(self, phase: str) -> None:
-        self._phase = phase
+        if phase == self.phase:
+            return
+        self.phase = phase
         self._store.put(f"{self._folder}/phase/{self._process.index}", phase.encode())
 
     @override
     def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
-        gathered = self.gather(name, value)
-        if self._process.is_primary:
-            self._store.delete(self._opened)  # all have joined
-        self.broadcast(name, b"")
+        gathered: list[bytes] = []
+
+        def keep(values: list[bytes]) -> bytes:
+            gathered.extend(values)
+            return b""
+
+        self.agree(name, value, keep)
         return gathered
 
     @override
-    def broadcast(self, name: str, value: bytes | None) -> bytes:
+    def agree(self, name: str, value: bytes, decide: Callable[[list[bytes]], bytes]) -> bytes:
+        gathered = self.gather(name, value)
+        if not self._process.is_primary:
+            return self.broadcast(name, None)
+        self._store.delete(self._opened)  # all have joined
+        return self.broadcast(name, decide(gathered))
+
+    @override
+    def broadcast(self, name: str, value: bytes | None, *, settled_by: str = "") -> bytes:
         if self._process.is_primary:
             return self._accept(self._decide(name, _GOOD + (value or b"")))
         key = f"{self._folder}/outcome/{name}"
-        return self._accept(self._wait(name, lambda limit_s: self._store.get(key, limit_s)))
+        return self._accept(
+            self._wait(name, lambda limit_s: self._store.get(key, limit_s), settled_by=settled_by)
+        )
 
     @override
-    def gather(self, name: str, value: bytes) -> list[bytes]:
+    def gather(self, name: str, value: bytes, among: Collection[int] | None = None) -> list[bytes]:
+        members = range(self._process.count) if among is None else sorted(among)
         folder = f"{self._folder}/arrived/{name}/"
-        self._store.put(f"{folder}{self._process.index}", value)
+        all_came = f"{self._folder}/outcome/{name}-all"
+        if self._process.index in members:
+            self._store.put(f"{folder}{self._process.index}", value)
+            if self._store.add(f"{self._folder}/arrived/{name}-count", 1) == len(members):
+                self._store.put(all_came, _GOOD)
         if not self._process.is_primary:
             return []
 
-        pause_s = max(_POLL_S, self._process.count / _LISTED_PER_S)
-
         def all_or_failure(limit_s: float) -> bytes | None:
-            if len(self._store.list(folder)) == self._process.count:
+            if self._store.get(all_came, limit_s) is not None:
                 return _GOOD
-            return self._store.get(f"{self._folder}/outcome/{name}", min(pause_s, limit_s))
+            return self._store.get(f"{self._folder}/outcome/{name}", 0)
 
-        self._accept(self._wait(name, all_or_failure))
+        self._accept(self._wait(name, all_or_failure, members=members))
         came = self._store.list(folder)
-        return [came[str(index)] for index in range(self._process.count)]
+        return [came[str(index)] for index in members]
 
     @override
     def post(self, value: bytes) -> None:
@@ -238,7 +269,7 @@ class KeyValueRendezvous(Rendezvous):
             mine = _Failure(error.process, str(error), missing)
         else:
             what = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
-            text = f"{self._name}: process {self._me} failed while {self._phase}: {what}"
+            text = f"{self._name}: process {self._me} failed while {self.phase}: {what}"
             mine = _Failure(self._me, text)
         encoded = _BAD + msgspec.json.encode(mine)
         outcomes = [self._decide(barrier, encoded) for barrier in barriers]
@@ -273,13 +304,27 @@ class KeyValueRendezvous(Rendezvous):
             return outcome
         return self._store.get(key, self._timeout_s) or outcome
 
-    def _wait(self, name: str, poll: Callable[[float], bytes | None]) -> bytes:
-        """Poll until a value exists; return it, or the outcome of a timeout."""
+    def _wait(
+        self,
+        name: str,
+        poll: Callable[[float], bytes | None],
+        *,
+        settled_by: str = "",
+        members: Sequence[int] = (),
+    ) -> bytes:
+        """Poll until a value exists; return it, or the outcome of a timeout.
+
+        Args:
+            name: The barrier.
+            poll: Waits for the value for some seconds.
+            settled_by: See `broadcast`.
+            members: The processes that have to arrive, if this one gathers.
+        """
         # A barrier has at most one outcome (`put_new`), and the first one written counts for all.
         # A timeout is such an outcome: a process that gives up proposes it through `_decide` and
         # accepts what was decided, so it agrees with one that arrives at the last moment. Only a
-        # process that can name a missing one proposes a timeout; with none missing the outcome is
-        # about to be written, and it polls again. Polls are short, to let interrupts through.
+        # process that can name a missing one proposes a timeout. If all have arrived, the last one
+        # was about to say so. Polls are short, to let interrupts through.
         deadline = time.monotonic() + self._timeout_s
         slice_s = pace(_SLICE_S, self._process.count)
         while True:
@@ -287,18 +332,27 @@ class KeyValueRendezvous(Rendezvous):
             found = poll(max(0.001, min(slice_s, remaining)))
             if found is not None:
                 return found
-            missing = self._missing(name) if remaining <= 0 else None
-            if missing:  # else the last one has just arrived: poll again
-                who = f"{self._name}: process {self._me} ({self._phase})"
-                late = _timeout(who, self._me, self._timeout_s, name, missing)
-                failure = _Failure(late.process, str(late), dict(late.missing))
-                return self._decide(name, _BAD + msgspec.json.encode(failure))
+            if remaining > 0:
+                continue
+            missing = self._missing(name, members)
+            if not missing:
+                return _GOOD
+            who = f"{self._name}: process {self._me} ({self.phase})"
+            late = _timeout(who, self._me, self._timeout_s, name, missing)
+            failure = _Failure(late.process, str(late), dict(late.missing))
+            outcome = self._decide(settled_by or name, _BAD + msgspec.json.encode(failure))
+            if not settled_by or outcome.startswith(_BAD):
+                return outcome
+            settled_by = ""  # it is coming: wait as long again
+            deadline = time.monotonic() + self._timeout_s
 
-    def _missing(self, name: str) -> dict[int, str]:
+    def _missing(self, name: str, members: Sequence[int]) -> dict[int, str]:
+        """Return the phases of the processes that have not arrived."""
         doing = self._store.list(f"{self._folder}/phase/")
         came = self._store.list(f"{self._folder}/arrived/{name}/")
-        is_gathering = str(self._process.index) in came
-        late = [i for i in range(self._process.count) if is_gathering and str(i) not in came]
+        if not members and str(self._process.index) in came:
+            members = range(self._process.count)
+        late = [index for index in members if str(index) not in came]
         if not late and not self._process.is_primary:
             late = [self._process.primary]  # only the primary writes the outcome
         return {self._names[i]: doing.get(str(i), b"not here yet").decode() for i in late}

@@ -29,7 +29,7 @@ from orbit_ckpt._src.runtime.loop import clean_up, run_all
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.distributed_write import WriteUnit, write_there
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
-from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.part_write import (
     ArrayPart,
@@ -89,12 +89,14 @@ class BatchWriter:
     Attributes:
         progress: Progress of the writing.
         record: The manifest's record of the database, after `commit`; None without a database.
+        values: What the database holds, after `commit`.
         reused: How much of an incremental save the base step holds, after `commit`.
     """
 
     def __init__(self, options: WriteOptions) -> None:
         self.progress = ProgressCounter()
         self.record: Manifest | None = None
+        self.values: Mapping[bytes, Value] = {}
         self.reused = ReusedBytes()
         self._options = options
         self._writes: list[ArrayWrite] = []
@@ -180,7 +182,8 @@ class BatchWriter:
                 pending = writes
             await _write(pending, small, writer, options, self.progress, incremental, tied)
             report_unwritten(writes, pending, self.progress)
-            self.record = writer.record if isinstance(writer, DatabaseWriter) else None
+            if isinstance(writer, DatabaseWriter):
+                self.record, self.values = writer.record, writer.values
             self.reused = incremental.reused if incremental is not None else ReusedBytes()
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):

@@ -27,6 +27,9 @@ RETENTION = "orbit_retention.json"
 DIGESTS = "orbit_digests"
 IN_PROGRESS = "orbit_save_in_progress"
 
+PART_INDEX, MERGED_RANGE = "orbit_part_index", "orbit_merged_range_"
+"""Files that exist only while databases of several processes are merged."""
+
 COMMITTED = "Checkpoint commit was successful to "
 """How Orbax begins the commit marker, of which its readers look at the name only."""
 

@@ -1,4 +1,4 @@
-"""Read the index of an OCDBT database of any writer, and merge the databases of several processes.
+"""Read the index of an OCDBT database of any writer.
 
 Reading many small values through TensorStore's driver costs more than reading its B+tree once,
 which contains small values and the places of all others.
@@ -7,7 +7,7 @@ which contains small values and the places of all others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,15 @@ import tensorstore as ts
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
-from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
-from orbit_ckpt._src.storage.integrity import read_manifest
 from orbit_ckpt._src.storage.layout import (
-    MANIFEST,
     OCDBT_MANIFEST,
     Extent,
     Value,
     is_process_directory,
     join_key,
 )
-from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
+from orbit_ckpt._src.storage.manifest import DatabaseRecord, index_checksum
 from orbit_ckpt._src.storage.ocdbt_decode import (
     Child,
     DecodeError,
@@ -39,7 +36,6 @@ from orbit_ckpt._src.storage.ocdbt_decode import (
     decode_node,
 )
 from orbit_ckpt._src.storage.store_path import MISSING, StorePath, read_extent
-from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.text import shorten_list
 
@@ -208,79 +204,10 @@ class _Nodes:
                 self._known.add(file)
 
 
-def merge_databases(
-    directory: Path, parts: Sequence[str], arrays: Iterable[tuple[str, ZarrArray]]
-) -> Manifest:
-    """Merge databases into a new one; return its record for the manifest.
-
-    Only the B+tree is new: values outside the other trees stay in their data files. The manifests
-    of the others, which `write_part_record` has written, are removed. Databases of other writers
-    have none; data files are then recorded as a whole.
-
-    Args:
-        directory: Its root.
-        parts: Directories below it with the other databases.
-        arrays: Names and layouts of the arrays that it must hold.
-
-    Raises:
-        StorageError: A value is in two of the databases, or in none.
-    """
-    values: dict[str, Value] = {}
-    records: list[tuple[str, Manifest]] = []
-    for part in parts:
-        record = read_manifest(directory / part) or Manifest()
-        records.append((part, record))
-        found = read_index(directory / part, record.database)
-        twice = values.keys() & found.keys()
-        if twice:
-            raise _disagree(directory, f"also in {part}", twice)
-        values.update((key, _below(value, directory)) for key, value in found.items())
-    missing = _keys(arrays) - values.keys()
-    if missing:
-        raise _disagree(directory, "written by no process", missing)
-    have_checksums = all(_has_values(record) for _, record in records)
-    writer = DatabaseWriter(directory, data_file_bytes=None, values_have_checksums=have_checksums)
-    try:
-        writer.refer(values, _joined(records))
-        writer.close()
-    except BaseException:  # re-raised; its files must be closed
-        writer.abort()
-        raise
-    for part in parts:
-        (directory / part / MANIFEST).unlink(missing_ok=True)
-    return writer.record
-
-
 def databases_below(directory: Path) -> list[str]:
     """Return the directories of processes below a directory that have a database."""
     names = sorted(entry.name for entry in directory.iterdir() if is_process_directory(entry.name))
     return [name for name in names if is_ocdbt(directory / name)]
-
-
-def write_part_record(directory: Path, record: Manifest) -> None:
-    """Write the record of one process's database, for the process that merges it.
-
-    Args:
-        directory: Root of the database.
-        record: The record.
-    """
-    write_file(directory / MANIFEST, record.to_bytes())
-
-
-def _has_values(record: Manifest) -> bool:
-    """Return whether values of a database are recorded one by one, not as whole data files."""
-    return record.database is not None and set(record.files) == {OCDBT_MANIFEST}
-
-
-def _joined(records: Iterable[tuple[str, Manifest]]) -> Manifest:
-    """Join the records of databases, with paths relative to their common directory."""
-    files: dict[str, FileRecord] = {}
-    sizes: dict[str, int] = {}
-    for part, record in records:
-        files.update((f"{part}/{name}", file) for name, file in record.files.items())
-        found: Mapping[str, int] = record.database.files if record.database else {}
-        sizes.update((f"{part}/{name}", nbytes) for name, nbytes in found.items())
-    return Manifest(files, database=DatabaseRecord(0, b"", sizes))
 
 
 def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> None:
@@ -295,9 +222,9 @@ def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> Non
     Raises:
         StorageError: No process has written one of the files.
     """
-    missing = _keys(arrays) - _files(directory)
+    missing = keys_of(arrays) - _files(directory)
     if missing:
-        raise _disagree(directory, "written by no process", missing)
+        raise disagreement(directory, "written by no process", missing)
 
 
 def _files(directory: Path) -> set[str]:
@@ -311,24 +238,26 @@ def _files(directory: Path) -> set[str]:
     }
 
 
-def _below(value: Value, directory: Path) -> Value:
-    if isinstance(value, bytes):
-        return value
-    file = value.file.removeprefix(f"{directory}/")
-    return Extent(file, value.offset, value.length, value.checksum)
+def keys_of(arrays: Iterable[tuple[str, ZarrArray]]) -> set[str]:
+    """Return the keys of arrays: those of their documents and of all chunks."""
+    return {join_key(name, suffix) for name, layout in arrays for suffix in suffixes_of(layout)}
 
 
-def _keys(arrays: Iterable[tuple[str, ZarrArray]]) -> set[str]:
-    return {key for name, layout in arrays for key in _keys_of(name, layout)}
-
-
-def _keys_of(name: str, layout: ZarrArray) -> Iterator[str]:
-    yield join_key(name, layout.document_name)
+def suffixes_of(layout: ZarrArray) -> Iterator[str]:
+    """Yield how the keys of an array end, after its name."""
+    yield layout.document_name
     for index in chunk_indices(whole(layout.shape), layout.chunk_shape):
-        yield layout.chunk_key(name, index)
+        yield layout.chunk_key("", index)
 
 
-def _disagree(directory: Path, what: str, keys: Iterable[str]) -> StorageError:
+def disagreement(directory: Path, what: str, keys: Iterable[str]) -> StorageError:
+    """Return the error of processes that have not written every key once.
+
+    Args:
+        directory: The directory that they write to.
+        what: What is wrong with the keys.
+        keys: The keys.
+    """
     names = sorted(keys)
     return StorageError(
         f"{directory}: {shorten_list(names, 10)}: {what}. The processes do not save the "

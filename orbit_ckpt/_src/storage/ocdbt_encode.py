@@ -8,14 +8,16 @@ variable-length integers and a crc32c; columns rather than rows, because they co
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
+from typing import cast
 
 import numpy as np
 import zstandard
 from crc32c import crc32c
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from orbit_ckpt._src.storage.layout import Extent, Value
 
@@ -32,11 +34,17 @@ _NO_ROOT = b"\xff" * 9 + b"\x01"
 
 _ZSTD_LEVEL = 0
 
-_PLACE_BYTES = 24
+PLACE_BYTES = 24
 """Approximate size of the place of a value in a node."""
+
+_CHILDREN = 256
+"""Children of an interior node; each covers 100 MB of keys and small values."""
 
 _COMPARED_KEYS, _COMPARED_BYTES = 1 << 14, 1 << 10
 """How many keys, of up to how many bytes, are compared at a time."""
+
+_BLOCK_ROWS = 1 << 14
+"""How many numbers are encoded at a time, few enough for the processor's cache."""
 
 _key_of = itemgetter(0)
 
@@ -64,13 +72,16 @@ class NodeReference(Struct, frozen=True):
 Entry = tuple[bytes, Value]
 """A key and its value."""
 
+Integers = Sequence[int] | NDArray[np.int64]
+"""A column of integers."""
+
 
 def split_entries(
     values: Mapping[bytes, Value], *, max_bytes: int = MAX_NODE_BYTES
 ) -> list[list[Entry]]:
     """Divide entries among leaf nodes, in the order of their keys."""
     entries = sorted(values.items(), key=_key_of)
-    sizes = [len(key) + (len(v) if isinstance(v, bytes) else _PLACE_BYTES) for key, v in entries]
+    sizes = [len(key) + (len(v) if isinstance(v, bytes) else PLACE_BYTES) for key, v in entries]
     if sum(sizes) <= max_bytes:
         return [entries]
     nodes: list[list[Entry]] = [[]]
@@ -89,17 +100,40 @@ def encode_leaf(entries: Sequence[Entry]) -> bytes:
     inline = [value for _, value in entries if isinstance(value, bytes)]
     indirect = [value for _, value in entries if not isinstance(value, bytes)]
     table, ids = _file_table(indirect)
-    body = [
+    return encode_leaf_columns(
         table,
-        _varint(len(entries)),
-        *_key_columns([key for key, _ in entries]),
-        _varints([len(v) if isinstance(v, bytes) else v.length for _, v in entries]),
+        _key_columns([key for key, _ in entries]),
+        [len(v) if isinstance(v, bytes) else v.length for _, v in entries],
         bytes([not isinstance(value, bytes) for _, value in entries]),
-        _varints(ids),
-        _varints([value.offset for value in indirect]),
-        *inline,
-    ]
-    return _frame_node(0, body)
+        ids,
+        [value.offset for value in indirect],
+        b"".join(inline),
+    )
+
+
+def encode_leaf_columns(
+    files: bytes,
+    keys: Sequence[bytes],
+    nbytes: Integers,
+    kinds: bytes,
+    ids: Integers,
+    offsets: Integers,
+    inline: bytes,
+) -> bytes:
+    """Encode the columns of a leaf node, whose keys are sorted.
+
+    Args:
+        files: The table of files, see `encode_file_table`.
+        keys: The columns of keys, see `encode_key_lengths`, and the bytes of keys that are not
+            shared with the key before.
+        nbytes: Size of every value.
+        kinds: For every value, 1 if it is in a data file, else 0.
+        ids: Index in the table of every value in a file.
+        offsets: Its position in the file.
+        inline: The bytes of the other values.
+    """
+    columns = [_varints(nbytes), kinds, _varints(ids), _varints(offsets)]
+    return _frame_node(0, [files, _varint(len(kinds)), *keys, *columns, inline])
 
 
 def encode_interior(children: Sequence[NodeReference]) -> bytes:
@@ -120,6 +154,21 @@ def encode_interior(children: Sequence[NodeReference]) -> bytes:
         _varints(child.indirect_bytes for child in children),
     ]
     return _frame_node(children[0].height + 1, body)
+
+
+def write_interior(
+    nodes: Sequence[NodeReference], write: Callable[[bytes], Extent]
+) -> NodeReference:
+    """Write the nodes above leaves; return the reference to the root.
+
+    Args:
+        nodes: References to all leaves, sorted by key; at least one.
+        write: Writes a node and returns its place.
+    """
+    while len(nodes) > 1:
+        groups = [nodes[i : i + _CHILDREN] for i in range(0, len(nodes), _CHILDREN)]
+        nodes = [interior_reference(group, write(encode_interior(group))) for group in groups]
+    return nodes[0]
 
 
 def leaf_reference(entries: Sequence[Entry], place: Extent) -> NodeReference:
@@ -184,23 +233,31 @@ def _frame(magic: int, body: bytes) -> bytes:
 def _file_table(places: Sequence[Extent]) -> tuple[bytes, list[int]]:
     """Return the table of the values' files, and each value's index in it."""
     files = sorted({place.file for place in places})
-    paths = [file.encode() for file in files]
-    prefixes, suffixes = _shared_prefixes(paths)
-    table = [
-        _varint(len(paths)),
-        _varints(prefixes[1:]),
-        _varints(map(len, suffixes)),
-        bytes(len(paths)),  # no part of a path applies to the nodes below
-        *suffixes,
-    ]
     numbers = {file: number for number, file in enumerate(files)}
-    return b"".join(table), [numbers[place.file] for place in places]
+    return encode_file_table(files), [numbers[place.file] for place in places]
+
+
+def encode_file_table(files: Sequence[str]) -> bytes:
+    """Return the table of sorted paths of data files."""
+    lengths, suffixes = _key_columns([file.encode() for file in files])
+    # no part of a path applies to the nodes below
+    return b"".join([_varint(len(files)), lengths, bytes(len(files)), suffixes])
+
+
+def encode_key_lengths(shared: Integers, rest: Integers) -> bytes:
+    """Return the columns of key lengths.
+
+    Args:
+        shared: How many bytes each key shares with the one before it.
+        rest: How many more it has.
+    """
+    return _varints(shared[1:]) + _varints(rest)
 
 
 def _key_columns(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
     """Return the columns of key lengths, and the column of unshared key bytes."""
-    prefixes, suffixes = _shared_prefixes(keys)
-    return _varints(prefixes[1:]) + _varints(map(len, suffixes)), b"".join(suffixes)
+    shared, suffixes = _shared_prefixes(keys)
+    return encode_key_lengths(shared, list(map(len, suffixes))), b"".join(suffixes)
 
 
 def _shared_prefixes(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
@@ -232,16 +289,31 @@ def _count_shared(key: bytes, other: bytes) -> int:
     return length - (differing.bit_length() + 7) // 8
 
 
-def _varints(numbers: Iterable[int]) -> bytes:
+def _varints(numbers: NDArray[np.int64] | Iterable[int]) -> bytes:
     """Encode numbers in groups of 7 bits, the lowest first, all but the last of each marked."""
-    values = list(numbers)
-    if not values or max(values) < 0x80:
-        return bytes(values)
-    width = -(-max(values).bit_length() // 7)
-    shifted = np.array(values, np.uint64)[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64)
-    more = np.append(shifted[:, 1:] != 0, np.zeros((len(values), 1), bool), axis=1)
-    groups = (shifted & 0x7F).astype(np.uint8) | more * np.uint8(0x80)
-    is_used = np.append(np.ones((len(values), 1), bool), more[:, :-1], axis=1)
+    column: NDArray[np.uint64]
+    if isinstance(numbers, np.ndarray):
+        column = cast(NDArray[np.int64], numbers).astype(np.uint64)
+    else:
+        values = list(numbers)
+        if max(values, default=0) < 0x80:
+            return bytes(values)
+        column = np.array(values, np.uint64)
+    most = int(column.max(initial=1))
+    width = -(-most.bit_length() // 7)
+    blocks = range(0, len(column), _BLOCK_ROWS)
+    return b"".join([_groups(column[i : i + _BLOCK_ROWS], width) for i in blocks])
+
+
+def _groups(values: NDArray[np.uint64], width: int) -> bytes:
+    """Encode numbers of at most `width` groups of bits."""
+    groups = np.empty((len(values), width), np.uint8)
+    is_used = np.ones((len(values), width), np.bool_)
+    for i in range(width):
+        shifted = values >> np.uint64(7 * i)
+        groups[:, i] = (shifted & 0x7F) | ((shifted > 0x7F) << np.uint64(7))
+        is_used[:, i] = shifted > 0
+    is_used[:, 0] = True
     return groups[is_used].tobytes()
 
 

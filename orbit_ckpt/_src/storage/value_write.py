@@ -34,12 +34,11 @@ from orbit_ckpt._src.storage.object_write import DEFAULT_OBJECT_BYTES, DataObjec
 from orbit_ckpt._src.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
     NodeReference,
-    encode_interior,
     encode_leaf,
     encode_manifest,
-    interior_reference,
     leaf_reference,
     split_entries,
+    write_interior,
 )
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write, write_at
@@ -53,9 +52,6 @@ _GATHER_BUFFERS = 512
 _WRITEBACK_BYTES = 1 << 25
 """Bytes written before writeback is requested. By itself the system starts it only at the final
 sync, and the disk is idle until then."""
-
-_CHILDREN = 256
-"""Children of an interior node; each covers 100 MB of keys and small values."""
 
 
 class ValueWriter(Protocol):
@@ -200,6 +196,11 @@ class DatabaseWriter(ValueWriter):
         self._values.update((key.encode(), value) for key, value in values.items())
         self._parts.append(record)
 
+    @property
+    def values(self) -> Mapping[bytes, Value]:
+        """The values that were added, or their places, by key."""
+        return self._values
+
     def copy_entry(self, key: str, of: str) -> None:
         """Give a key the value of another one, which is stored once."""
         self._values[key.encode()] = self._values[of.encode()]
@@ -308,10 +309,7 @@ class DatabaseWriter(ValueWriter):
             leaf_reference(entries, write(encode_leaf(entries)))
             for entries in split_entries(self._values)
         ]
-        while len(nodes) > 1:
-            groups = [nodes[i : i + _CHILDREN] for i in range(0, len(nodes), _CHILDREN)]
-            nodes = [interior_reference(group, write(encode_interior(group))) for group in groups]
-        return nodes[0]
+        return write_interior(nodes, write)
 
     def _record(self, manifest: bytes, nodes: Sequence[bytes]) -> Manifest:
         files, sizes = self._file_records()

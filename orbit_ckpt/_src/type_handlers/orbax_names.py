@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
-from orbit_ckpt._src.storage.ocdbt import databases_below, is_ocdbt, merge_databases
+from orbit_ckpt._src.storage.ocdbt import databases_below, is_ocdbt
+from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.tree.build import is_namedtuple

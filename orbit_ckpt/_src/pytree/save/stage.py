@@ -18,27 +18,23 @@ from orbit_ckpt._src.arrays.unchanged import refer_to, unchanged
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.user_json import copy_json
-from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
+from orbit_ckpt._src.pytree.save.agreement import read_records
 from orbit_ckpt._src.pytree.save.documents import TreeDocuments, encode_documents
+from orbit_ckpt._src.pytree.save.merge import TreeMerge
 from orbit_ckpt._src.pytree.save.options import TreeSaveOptions
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
 from orbit_ckpt._src.pytree.save.tied import find_tied, uncast_arrays
 from orbit_ckpt._src.pytree.save.whole import LeafColumns, add_whole, copy_whole
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import Future, begin
+from orbit_ckpt._src.runtime.joint import offer_work
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt import (
-    check_files,
-    databases_below,
-    merge_databases,
-    write_part_record,
-)
-from orbit_ckpt._src.storage.part_digests import join_digests, write_digests
+from orbit_ckpt._src.storage.ocdbt import check_files
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.staging import copy_to_host_within
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -178,6 +174,9 @@ class _TreeSave:
         self._arrays: list[tuple[str, ZarrArray]] = []
         self._futures: list[Future] = []
         self._documents: TreeDocuments | None = None
+        self._merge = TreeMerge(directory, options)
+        if not options.process.is_alone:
+            offer_work(directory, self._merge)
 
     def _place(self, part: str) -> BatchWriter:
         """Return the writer of a database, given its directory.
@@ -301,10 +300,7 @@ class _TreeSave:
         commits = [writer.commit() for writer in writers.values()]
         await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
         if self._options.has_parts:
-            for part, writer in writers.items():
-                if writer.record is not None:
-                    where = self._directory / part
-                    await asyncio.to_thread(write_part_record, where, writer.record)
+            await asyncio.to_thread(self._merge.write_parts, writers, self._arrays)
         await asyncio.to_thread(self._write_documents)
 
     def join(self) -> Manifest | None:
@@ -318,21 +314,12 @@ class _TreeSave:
         """
         process = self._options.process
         if not process.is_alone:
-            check_agreement(self._directory, process.count)
+            self._merge.check()
         validator = self._options.staging.validator
         if validator is not None and (records := read_records(self._directory, process.count)):
             validator.validate_all_array_metadatas(records)
         if self._options.has_parts:
-            parts = self._options.parts
-            has_others = self._options.has_other_writers or self._options.has_own_databases
-            others = databases_below(self._directory) if has_others else []
-            parts += [part for part in others if part not in parts]
-            if self._options.base is None:
-                return merge_databases(self._directory, parts, self._arrays)
-            digests = join_digests(self._directory, parts)
-            merged = merge_databases(self._directory, parts, self._arrays)
-            write_digests(self._directory, merged, digests)
-            return merged
+            return self._merge.finish()
         if process.is_alone:
             return self._writers[self._main].record
         check_files(self._directory, self._arrays)
@@ -340,7 +327,7 @@ class _TreeSave:
 
     def _write_documents(self) -> None:
         process, directory, documents = self._options.process, self._directory, self._documents
-        files.write_arrays(directory, process.index, self._batch.arrays)
+        self._merge.note_records(files.write_arrays(directory, process.index, self._batch.arrays))
         if documents is None:
             return
         files.write_shardings(directory, documents.shardings)
