@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -158,3 +160,11 @@ def test_the_command_line_starts_processes(tmp_path: Path) -> None:
     assert (spread.exit_code, spread.output) == (alone.exit_code, alone.output)
     both = run(app, ["verify", str(tmp_path / "c"), "--workers", "1", "--dask", "tcp://nowhere:1"])
     assert both.exit_code == 2
+
+
+def test_workers_that_read_import_no_jax() -> None:
+    modules = ("verify.units", "pytree.compare.units", "storage.measured", "storage.copy_units")
+    imports = ", ".join(f"orbit_ckpt._src.{module}" for module in modules)
+    code = f"import sys, {imports}; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
