@@ -28,6 +28,7 @@ from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import STEP_METADATA, number_in
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_view import viewing
 
 _MARKED = ("eFormer", "Levanter")
 
@@ -215,7 +216,7 @@ def detect_format(path: str | os.PathLike[str]) -> str:
         'orbax'
     """
     place = resolve_path(path)
-    with storage_errors(place, "reading", "Check that it can be read."):
+    with viewing([place]), storage_errors(place, "reading", "Check that it can be read."):
         return locate(place).format_name
 
 
@@ -237,7 +238,8 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
         StorageError: The directory cannot be read.
     """
     root = resolve_path(path)
-    with storage_errors(root, "listing checkpoints", "Check that it may be read."):
+    advice = "Check that it may be read."
+    with viewing([root]), storage_errors(root, "listing checkpoints", advice):
         run = locate_run(root)
         if not run.steps and _is_checkpoint(root):
             return root
@@ -262,10 +264,11 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
         >>> orbit_ckpt.latest_step("my_run"), orbit_ckpt.latest_step("no_run")
         (7, None)
     """
-    newest = find_latest_checkpoint(path)
+    with viewing([resolve_path(path)]):
+        newest = find_latest_checkpoint(path)
+        found = None if newest is None else foreign_step(newest)
     if newest is None:
         return None
-    found = foreign_step(newest)
     step = number_in(newest.name) if found is None else found.step
     if step is not None and step != int(step):
         raise ValueError(

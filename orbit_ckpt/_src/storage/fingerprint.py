@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +19,13 @@ from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, Sto
 from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
-    COMMIT_MARKER,
     MANIFEST,
     OCDBT_MANIFEST,
     TREE_METADATA,
 )
 from orbit_ckpt._src.storage.path import storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import StorePath, map_requests
+from orbit_ckpt._src.storage.store_view import StoreView, commit_markers, viewing
 
 Fingerprint = tuple[int, ...] | bytes
 
@@ -104,15 +104,27 @@ class OpenedDirectory(Struct, frozen=True):
 def checkpoint_fingerprint(path: Path) -> object:
     """Return a value that changes when another checkpoint replaces this one; None without one."""
     if isinstance(path, StorePath):
-        # an item's marker does not identify it: it is always the same
-        markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
-        found = map_paths(StorePath.generation, markers, root=path)
+        found = map_requests(StorePath.generation, commit_markers(path))
         return found if any(found) else None
     try:
         status = path.stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _has_changed(
+    paths: Sequence[Path], before: Sequence[object], views: Iterable[StoreView]
+) -> bool:
+    """Return whether another checkpoint has replaced one of some since they were looked at."""
+    views = iter(views)
+    for path, was in zip(paths, before, strict=True):
+        if isinstance(path, StorePath):
+            if not next(views).is_unchanged(path):
+                return True
+        elif checkpoint_fingerprint(path) != was:
+            return True
+    return False
 
 
 def fingerprint_of(file: Path) -> Fingerprint:
@@ -159,17 +171,18 @@ def read_consistently(
     """
     where = " and ".join(map(str, paths))
     advice = "Check that the checkpoint is complete and readable."
-    for _ in range(_MAX_ATTEMPTS):
-        before = [checkpoint_fingerprint(path) for path in paths]
-        try:
-            with storage_errors(where, "reading", advice):
-                result = run_sync(read(*paths))
-        except CheckpointError:
-            if before == [checkpoint_fingerprint(path) for path in paths]:
-                raise
-        else:
-            if before == [checkpoint_fingerprint(path) for path in paths]:
-                return result
+    for attempt in range(_MAX_ATTEMPTS):
+        with viewing(paths, anew=attempt > 0) as views:
+            before = [checkpoint_fingerprint(path) for path in paths]
+            try:
+                with storage_errors(where, "reading", advice):
+                    result = run_sync(read(*paths))
+            except CheckpointError:
+                if not _has_changed(paths, before, views):
+                    raise
+            else:
+                if not _has_changed(paths, before, views):
+                    return result
     raise StorageError(
         f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
         "being read. Read a checkpoint that is not being overwritten."

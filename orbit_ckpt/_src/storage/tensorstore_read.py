@@ -16,7 +16,7 @@ from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.blosc import HEADER_BYTES, FrameError, check_header, parse_header
-from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.buckets import shared_context
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -29,6 +29,7 @@ from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
 from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
 from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.store_errors import store_failure
 from orbit_ckpt._src.storage.value_read import part_of, read_value
 from orbit_ckpt._src.storage.zarr import most_decoded
 
