@@ -22,7 +22,13 @@ from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.checkpointer.wrong_arguments import check_patterns
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
-from orbit_ckpt._src.formats.base import Format, allows_linked_files, writable_formats
+from orbit_ckpt._src.formats.base import (
+    Format,
+    StoreWriter,
+    WritableFormat,
+    allows_linked_files,
+    writable_formats,
+)
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
@@ -259,7 +265,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request, other)
-        elif not directory_of(request.path).has_local_files:
+        elif not (directory_of(request.path).has_local_files or _writes_to_stores(writers[to])):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
             writers[to].write(request)
@@ -267,6 +273,10 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
                 what = "its custom metadata are left out, they are no JSON object"
                 _logger.warning("%s: %s: %r", src, what, other)
     _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def _writes_to_stores(writer: WritableFormat) -> bool:
+    return isinstance(writer, StoreWriter) and writer.writes_to_stores
 
 
 def _watched(tree: object, progress: Progress) -> object:

@@ -283,11 +283,11 @@ def newest_of(root: Path, run: Run) -> Path | None:
     if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
         run.warn_of_duplicates()
         return run.newest and run.newest.path
-    return latest_marked(root) if directory_of(root).has_local_files else None
+    return latest_marked(root)
 
 
 def _is_checkpoint(root: Path) -> bool:
     directory = directory_of(root)
     if directory.has_markers:
-        return directory.is_committed()
+        return directory.is_committed() or foreign_step(root) is not None
     return root.is_dir() and is_one_checkpoint(root)

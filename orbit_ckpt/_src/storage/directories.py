@@ -32,7 +32,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt._src.storage.local_directory import LocalDirectory
-from orbit_ckpt._src.storage.object_write import sending
+from orbit_ckpt._src.storage.object_write import NewObject
 from orbit_ckpt._src.storage.objects import (
     ObjectDirectory,
     is_committed,
@@ -167,7 +167,7 @@ class StoreDirectory(Directory):
         path = self._root
         if is_committed(path):
             return
-        names = path.keys_below()
+        names = path.objects()
         is_tree = COMMIT_MARKER in names or not _CHECKPOINT_FILES.isdisjoint(names)
         if IN_PROGRESS in names or is_tree:
             raise IncompleteCheckpointError(
@@ -209,9 +209,9 @@ class StoreDirectory(Directory):
     @override
     def copy_file(self, source: Path, name: str, advance: Callable[[int], object]) -> int:
         checksum = 0
-        with sending(self._root, name) as file:
+        with NewObject(self._root / name) as file:
             for block in read_blocks(source):
-                file.append([block], ends_in_checksum=False)
+                file.write(block)
                 checksum = crc32c(block, checksum)
                 advance(len(block))
         return checksum

@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from typing_extensions import Buffer
 
@@ -204,25 +204,44 @@ class DataObject:
         return b"".join(found)
 
 
-@contextlib.contextmanager
-def sending(root: StorePath, name: str) -> Generator[DataObject]:
-    """Write one object in a `with` block; it is durable at the end, and does not exist on failure.
+class NewObject:
+    """An object written from its beginning to its end; as a context manager, or until `finish`.
 
-    Args:
-        root: What it is below.
-        name: The rest of its key.
-
-    Raises:
-        StorageError: It could not be written.
+    It exists once it is finished; until then nothing does.
     """
-    uploads = Uploads(root)
-    file = DataObject(uploads, name, ValueChecksums(whole_file=False))
-    try:
-        yield file
-        if not file.nbytes:
-            uploads.begin(name, b"")
-        file.close()
-        uploads.wait()
-    except BaseException:  # re-raised; no part may be left
-        uploads.abort()
-        raise
+
+    def __init__(self, path: StorePath) -> None:
+        self._uploads = Uploads(path.parent)
+        self._name = path.name
+        self._data = DataObject(self._uploads, path.name, ValueChecksums(whole_file=False))
+        self._is_open = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        """Add bytes."""
+        self._data.append([data], ends_in_checksum=False)
+
+    def finish(self) -> None:
+        """Wait until the object is durable.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        if not self._data.nbytes:
+            self._uploads.begin(self._name, b"")
+        self._data.close()
+        self._uploads.wait()
+        self._is_open = False
+
+    def close(self) -> None:
+        """Discard what was sent, unless it is finished."""
+        if self._is_open:
+            self._is_open = False
+            self._uploads.abort()

@@ -337,6 +337,22 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
         os.close(descriptor)
 
 
+def read_start(file: Path, max_bytes: int) -> bytes:
+    """Return the contents of a file or an object, at most some bytes; most are far smaller.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+    """
+    if not isinstance(file, StorePath):
+        return read_extent(str(file), 0, max_bytes)
+    data = bytearray()
+    for block in file.blocks(OBJECT_BLOCK_BYTES):
+        data += block
+        if len(data) >= max_bytes:
+            break
+    return bytes(data[:max_bytes])
+
+
 def read_blocks(file: Path, object_bytes: int = OBJECT_BLOCK_BYTES) -> Generator[bytes]:
     """Yield the contents of a file or an object in blocks.
 
