@@ -31,10 +31,10 @@ _PART_BYTES = 1 << 23
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores")
-    parser.add_argument("--megabytes", type=int, default=256, help="Size of a tree; full is 2048.")
+    parser.add_argument("--megabytes", type=int, default=512, help="Size of a tree; full is 2048.")
     parser.add_argument("--leaves", type=int, nargs="+", default=[64, 5000])
     parser.add_argument("--latency-ms", type=float, default=50)
-    parser.add_argument("--megabytes-per-s", type=float, default=2, help="Of each connection.")
+    parser.add_argument("--megabytes-per-s", type=float, default=4, help="Of each connection.")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     link = Link(args.latency_ms / 1000, args.megabytes_per_s * 1e6)

@@ -61,7 +61,16 @@ def test_a_load_adds_one_round_for_the_data(s3: str, proxy: Proxy) -> None:
     count, rounds = sent(proxy, lambda: ocp.load(f"{s3}/run/1"))
     assert (count, rounds) == (8, 4), proxy.requests
     count, rounds = sent(proxy, lambda: ocp.load(f"{s3}/run"))
-    assert (count, rounds) == (9, 4), proxy.requests
+    assert (count, rounds) == (10, 4), proxy.requests
+
+
+def test_a_manager_restores_with_few_requests(s3: str, proxy: Proxy) -> None:
+    with ocp.CheckpointManager(f"{s3}/run") as run:
+        run.save(1, TREE)
+        run.wait_until_finished()
+        count, rounds = sent(proxy, lambda: run.restore(1))
+    assert count <= 13, proxy.requests
+    assert rounds <= 6, proxy.requests
 
 
 def test_a_save_reads_back_little(s3: str, proxy: Proxy) -> None:

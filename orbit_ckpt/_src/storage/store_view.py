@@ -149,7 +149,9 @@ class StoreView:
         found = map_requests(self._bucket.read, keys)
         self._known.update(zip(keys, found, strict=True))
         if self._is_for_reading:  # while data files are read
-            for marker in self._seen_markers(self.root):
+            folders = {other.rpartition("/")[0] for other in keys}
+            inner = {f"{folder}/{COMMIT_MARKER}" for folder in folders} & self._versions.keys()
+            for marker in {*self._seen_markers(self.root), *inner}:
                 self._recheck[marker] = self._ask_again(marker)
 
     def version(self, key: str) -> bytes | None:
