@@ -142,7 +142,7 @@ class ClientBucket(Bucket):
     def begin_parts(self, key: str) -> Parts:
         if self._able is None:
             return super().begin_parts(key)
-        return _Upload(self, self._able, key)
+        return PartsUpload(self, self._able, key)
 
     @override
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -229,10 +229,17 @@ class ClientBucket(Bucket):
         return FileNotFoundError(2, "No such object", f"{self.url}/{key}")
 
 
-class _Upload(Parts):
-    """An upload in parts; the first request is sent with the first part."""
+class PartsUpload(Parts):
+    """An upload in parts; the first request is sent with the first part.
+
+    Attributes:
+        url: That of the object.
+        nbytes: Size of the parts so far.
+    """
 
     def __init__(self, bucket: ClientBucket, client: PartsClient, key: str) -> None:
+        self.url = f"{bucket.url}/{key}"
+        self.nbytes = 0
         self._bucket = bucket
         self._client = client
         self._key = key
@@ -251,6 +258,7 @@ class _Upload(Parts):
                 )
             if self._upload is None:
                 self._upload = self._bucket.begin(self._client.begin_parts, self._key)
+            self.nbytes += len(data)
             number = len(self._parts) + 1
             self._parts.append(self._bucket.begin(self._write, self._upload, number, data))
             return self._parts[-1]
