@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
-from orbit_ckpt._src.storage import buckets
+from benchmarks.store_server import make_bucket, running_s3
+from orbit_ckpt._src.storage import pace, s3_client
 from orbit_ckpt.stores import register_store
 from orbit_ckpt.testing.chaos.proxy import Proxy
 from orbit_ckpt.testing.fakes import MemoryClient
@@ -21,7 +21,7 @@ from orbit_ckpt.testing.fakes import MemoryClient
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The endpoint of an S3 server that lives as long as the tests."""
-    with _running("s3_server.py") as endpoint:
+    with running_s3() as endpoint:
         yield endpoint
 
 
@@ -29,15 +29,8 @@ def s3_server() -> Iterator[str]:
 def google_server() -> Iterator[str]:
     """The endpoint of a server that speaks the protocol of Google's store."""
     pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed")
-    with _running("google_server.py") as endpoint:
-        yield endpoint
-
-
-@contextlib.contextmanager
-def _running(script: str) -> Generator[str]:
-    """Run a server of this directory, which prints its port; yield its endpoint."""
     with subprocess.Popen(
-        [sys.executable, Path(__file__).with_name(script)],
+        [sys.executable, Path(__file__).with_name("google_server.py")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -58,12 +51,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    bucket = f"test-{uuid.uuid4().hex}"
-    connection = HTTPConnection(s3_server.removeprefix("http://"))
-    connection.request("PUT", f"/{bucket}")
-    assert connection.getresponse().status == 200
-    connection.close()
-    return f"s3://{bucket}"
+    return f"s3://{make_bucket(s3_server)}"
 
 
 @pytest.fixture
@@ -100,8 +88,9 @@ def store(request: pytest.FixtureRequest) -> str:
 def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """What stands between us and the S3 server, and fails if told to; retries are quick."""
     assert s3
-    quick = {"max_retries": 4, "initial_delay": "10ms", "max_delay": "50ms"}
-    monkeypatch.setattr(buckets, "_RETRIES", quick)
+    monkeypatch.setattr(s3_client, "MAX_RETRIES", 4)
+    monkeypatch.setattr(pace, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pace, "MAX_PAUSE_S", 0.05)
     with Proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy

@@ -103,3 +103,21 @@ ocp.save("cloud://bucket/1", {"w": np.ones(3)})
         assert found.was_killed == (fault.action == "kill"), found.describe()
         (operation,) = found.faults
         assert operation.path.startswith("cloud://bucket/1/")
+
+
+LARGE = """
+import sys
+import numpy as np
+import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import client_bucket
+
+client_bucket.PART_BYTES = 5 << 20
+ocp.save(sys.argv[1], {"w": np.frombuffer(np.random.default_rng(0).bytes(11_000_000), np.uint8)})
+"""
+
+
+def test_an_object_sent_in_parts_is_one_operation(chaos: Chaos, s3: str, tmp_path: Path) -> None:
+    file = tmp_path / "save.py"
+    file.write_text(LARGE)
+    run = chaos.run(file, f"{s3}/1", directory=tmp_path)
+    assert max(operation.nbytes or 0 for operation in run.operations) > 10_000_000

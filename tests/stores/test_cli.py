@@ -148,10 +148,10 @@ def test_runs_and_models_of_other_programs(cli: Run, s3: str, tmp_path: Path) ->
 
 DYING = """
 import os, signal, sys
-from orbit_ckpt._src.storage.buckets import TensorStoreBucket
+from orbit_ckpt._src.storage.client_bucket import ClientBucket
 from orbit_ckpt._src.cli.app import run
 
-original, count = TensorStoreBucket.begin_write, int(sys.argv.pop(1))
+original, count = ClientBucket.begin_write, int(sys.argv.pop(1))
 
 def dying(self, *args, **kwargs):
     global count
@@ -160,7 +160,7 @@ def dying(self, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, *args, **kwargs)
 
-TensorStoreBucket.begin_write = dying
+ClientBucket.begin_write = dying
 sys.exit(run())
 """
 

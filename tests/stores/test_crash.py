@@ -157,10 +157,10 @@ DYING = """
 import os, signal, sys
 import numpy as np
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.buckets import TensorStoreBucket
+from orbit_ckpt._src.storage.client_bucket import ClientBucket
 
 url, nth = sys.argv[1], int(sys.argv[2])
-begin_write, count = TensorStoreBucket.begin_write, 0
+begin_write, count = ClientBucket.begin_write, 0
 
 def dying(self, key, data):
     global count
@@ -170,7 +170,7 @@ def dying(self, key, data):
         os.kill(os.getpid(), signal.SIGKILL)
     return future
 
-TensorStoreBucket.begin_write = dying
+ClientBucket.begin_write = dying
 ocp.save(url, {"a": np.full(20_000, 2), "n": 2, "s": "text"})
 """
 

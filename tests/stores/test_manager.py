@@ -302,11 +302,11 @@ def test_many_steps_are_listed_with_few_requests_each(s3: str, proxy: Proxy) -> 
 DYING = """
 import os, signal, sys
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.buckets import TensorStoreBucket
+from orbit_ckpt._src.storage.client_bucket import ClientBucket
 from tests.stores.test_manager import tree
 
 url, name, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
-original, count = getattr(TensorStoreBucket, name), 0
+original, count = getattr(ClientBucket, name), 0
 
 def dying(self, key, *args, **kwargs):
     global count
@@ -319,7 +319,7 @@ run = ocp.CheckpointManager(url, options=ocp.CheckpointManagerOptions(max_to_kee
 for step in (1, 2):
     run.save(step, tree(step))
 run.wait_until_finished()
-setattr(TensorStoreBucket, name, dying)
+setattr(ClientBucket, name, dying)
 run.save(3, tree(3))
 run.wait_until_finished()
 """

@@ -24,7 +24,13 @@ from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.checkpointer.wrong_arguments import check_patterns
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
-from orbit_ckpt._src.formats.base import Format, allows_linked_files, writable_formats
+from orbit_ckpt._src.formats.base import (
+    Format,
+    StoreWriter,
+    WritableFormat,
+    allows_linked_files,
+    writable_formats,
+)
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
@@ -267,7 +273,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request, other, meshes, executor)
-        elif not directory_of(request.path).has_local_files:
+        elif not (directory_of(request.path).has_local_files or _writes_to_stores(writers[to])):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
             writers[to].write(request)
@@ -325,6 +331,10 @@ def rechunk(  # noqa: PLR0913 - all optional, each about one thing
         expected_meshes=expected_meshes,
         executor=executor,
     )
+
+
+def _writes_to_stores(writer: WritableFormat) -> bool:
+    return isinstance(writer, StoreWriter) and writer.writes_to_stores
 
 
 def _watched(tree: object, progress: Progress) -> object:

@@ -42,6 +42,7 @@ from orbit_ckpt._src.runtime.rendezvous import pace
 from orbit_ckpt._src.storage.amend import adding_item, replacing_item
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import write_manifest
+from orbit_ckpt._src.storage.store_view import viewing
 
 _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
@@ -380,12 +381,13 @@ class SaveSession:
             custom_metadata=self._custom,
             other={"performance_metrics": self._durations()},
         )
-        write_step(self.directory, document)
-        if self._details is not None:
-            write_step_details(self.directory, self._details)
-        if self._rules:
-            write_rules(self.directory, self._rules)
-        write_manifest(self.directory)
+        with viewing([self.directory], anew=True, beside=False):
+            write_step(self.directory, document)
+            if self._details is not None:
+                write_step_details(self.directory, self._details)
+            if self._rules:
+                write_rules(self.directory, self._rules)
+            write_manifest(self.directory)
 
     def _durations(self) -> dict[str, float]:
         """Return how long the phases of the save took, in fields that Orbax knows."""

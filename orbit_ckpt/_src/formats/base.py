@@ -149,28 +149,36 @@ class WritableFormat(Protocol):
         ...
 
 
+@runtime_checkable
+class StoreWriter(Protocol):
+    """Optional addition to a `WritableFormat`: it writes into object stores too.
+
+    Attributes:
+        writes_to_stores: Whether it does.
+    """
+
+    writes_to_stores: bool
+
+
 class BuiltIn(Struct, frozen=True):
     """A format of another program that this package reads.
 
     Attributes:
         title: Its name in messages.
-        in_stores: Whether it is recognized in object stores too. T5X's is recognized there only to
-            be refused, so that no other format claims its files.
         has_runs: Whether its program writes runs of steps, see `StepRecognizer`.
     """
 
     title: str
-    in_stores: bool = False
     has_runs: bool = False
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {
     "eformer": BuiltIn("eFormer", has_runs=True),
-    "safetensors": BuiltIn("safetensors", in_stores=True),
-    "t5x": BuiltIn("T5X", in_stores=True, has_runs=True),
+    "safetensors": BuiltIn("safetensors"),
+    "t5x": BuiltIn("T5X", has_runs=True),
     "tf_checkpoint": BuiltIn("TensorFlow"),
     "levanter": BuiltIn("Levanter", has_runs=True),
-    "flax_msgpack": BuiltIn("flax msgpack", in_stores=True, has_runs=True),
+    "flax_msgpack": BuiltIn("flax msgpack", has_runs=True),
 }
 """The folders of this package whose `read` has a `FORMAT`; those with the surest signs first."""
 
@@ -181,15 +189,14 @@ def built_in_format(name: str) -> Format:
     return module.FORMAT
 
 
-def built_in_formats(*, in_stores: bool = False, has_runs: bool = False) -> Iterator[Format]:
+def built_in_formats(*, has_runs: bool = False) -> Iterator[Format]:
     """Yield the formats of other programs that this package reads.
 
     Args:
-        in_stores: Whether to omit those that are not recognized in object stores.
         has_runs: Whether to omit those of programs that write no runs.
     """
     for name, known in BUILT_IN.items():
-        if known.in_stores >= in_stores and known.has_runs >= has_runs:
+        if known.has_runs >= has_runs:
             yield built_in_format(name)
 
 
@@ -254,7 +261,7 @@ def find_format(path: Path) -> tuple[Format | None, str]:
     lacks: list[str] = []
     is_local = directory_of(path).has_local_files
     registered = _registered.values() if is_local else ()
-    for known in (*registered, *built_in_formats(in_stores=not is_local)):
+    for known in (*registered, *built_in_formats()):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -271,7 +278,8 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         return choose(found, str(path)).get(), ""
     if lacks and not is_local:
         lacks.append(
-            "\n  Others are read from a local file system only; copy the checkpoint there."
+            "\n  Formats of plug-ins are read from a local file system only; copy the "
+            "checkpoint there."
         )
     return None, "\nOther formats:" + "".join(lacks) if lacks else ""
 

@@ -28,6 +28,7 @@ from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import STEP_METADATA, number_in
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_view import viewing
 
 _MARKED = ("eFormer", "Levanter")
 
@@ -215,7 +216,7 @@ def detect_format(path: str | os.PathLike[str]) -> str:
         'orbax'
     """
     place = resolve_path(path)
-    with storage_errors(place, "reading", "Check that it can be read."):
+    with viewing([place]), storage_errors(place, "reading", "Check that it can be read."):
         return locate(place).format_name
 
 
@@ -237,7 +238,8 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
         StorageError: The directory cannot be read.
     """
     root = resolve_path(path)
-    with storage_errors(root, "listing checkpoints", "Check that it may be read."):
+    advice = "Check that it may be read."
+    with viewing([root]), storage_errors(root, "listing checkpoints", advice):
         run = locate_run(root)
         if not run.steps and _is_checkpoint(root):
             return root
@@ -262,10 +264,11 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
         >>> orbit_ckpt.latest_step("my_run"), orbit_ckpt.latest_step("no_run")
         (7, None)
     """
-    newest = find_latest_checkpoint(path)
+    with viewing([resolve_path(path)]):
+        newest = find_latest_checkpoint(path)
+        found = None if newest is None else foreign_step(newest)
     if newest is None:
         return None
-    found = foreign_step(newest)
     step = number_in(newest.name) if found is None else found.step
     if step is not None and step != int(step):
         raise ValueError(
@@ -280,11 +283,11 @@ def newest_of(root: Path, run: Run) -> Path | None:
     if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
         run.warn_of_duplicates()
         return run.newest and run.newest.path
-    return latest_marked(root) if directory_of(root).has_local_files else None
+    return latest_marked(root)
 
 
 def _is_checkpoint(root: Path) -> bool:
     directory = directory_of(root)
     if directory.has_markers:
-        return directory.is_committed()
+        return directory.is_committed() or foreign_step(root) is not None
     return root.is_dir() and is_one_checkpoint(root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -14,11 +14,14 @@ from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.base import ForeignStep
 from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import RUN_METADATA
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.text import shorten_list
 
 _MAX_BYTES = 1 << 20
+_MOST_LEVELS = 4
 _STEP_NAME = re.compile(r"(?:run|step)-([0-9]+)")
 """Names that eFormer and Levanter give to the directories of steps."""
 
@@ -56,7 +59,7 @@ def read_run_metadata(directory: Path) -> RunMetadata | None:
         FormatError: It is damaged, or another program's.
     """
     file = directory / RUN_METADATA
-    if file.is_dir():
+    if directory_of(file).has_local_files and file.is_dir():
         return None
     try:
         found = decode_file(inner_file(directory, RUN_METADATA), RunMetadata, max_bytes=_MAX_BYTES)
@@ -96,6 +99,22 @@ def find_mixed(
             )
             return f"{what}: files of two steps are mixed, or the directory was renamed"
     return None
+
+
+def first_enclosing(path: Path, is_root: Callable[[Path], bool]) -> Path | None:
+    """Return a directory, or the nearest of those around it, that is the root of a checkpoint.
+
+    In a store only some of those around it are asked for, all at once.
+
+    Args:
+        path: The directory.
+        is_root: Returns whether a directory is.
+    """
+    if not isinstance(path, StorePath):
+        return next((at for at in (path, *path.parents) if is_root(at)), None)
+    around = [path, *path.parents][: min(len(path.parts) - 1, _MOST_LEVELS)]
+    found = map_paths(is_root, around, root=path)
+    return next((at for at, is_one in zip(around, found, strict=True) if is_one), None)
 
 
 def is_marked(directory: Path) -> bool:
@@ -141,13 +160,19 @@ def several_message(path: Path) -> str:
 
 def _marked(path: Path, problems: list[FormatError]) -> list[tuple[float, int, Path]]:
     """Return time, step and directory of what is marked as a checkpoint; note damaged files."""
-    found: list[tuple[float, int, Path]] = []
-    for directory in (path, *sorted(path.iterdir())) if path.is_dir() else ():
+
+    def read(directory: Path) -> RunMetadata | FormatError | None:
         try:
-            metadata = read_run_metadata(directory)
+            return read_run_metadata(directory)
         except FormatError as error:
-            problems.append(error)
-            continue
-        if metadata is not None:
+            return error
+
+    directories = [path, *sorted(path.iterdir())] if path.is_dir() else []
+    found: list[tuple[float, int, Path]] = []
+    read_all = map_paths(read, directories, root=path)
+    for directory, metadata in zip(directories, read_all, strict=True):
+        if isinstance(metadata, FormatError):
+            problems.append(metadata)
+        elif metadata is not None:
             found.append((metadata.time, metadata.step, directory))
     return found

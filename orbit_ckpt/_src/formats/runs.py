@@ -167,7 +167,7 @@ def scan_step(path: Path | str) -> RunStep | None:
 
 def foreign_step(path: Path) -> RunStep | None:
     """Return the checkpoint that another program finished at a path, None if there is none."""
-    if directory_of(path).has_local_files and not _has_foreign_sign(path):
+    if not _has_foreign_sign(path):
         return None
     for known in built_in_formats(has_runs=True):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None
@@ -180,6 +180,11 @@ def foreign_step(path: Path) -> RunStep | None:
 
 def _has_foreign_sign(path: Path) -> bool:
     """Return whether a path may be another program's step; imports no format for most paths."""
+    if not directory_of(path).has_local_files:
+        has = map_paths(
+            lambda file: file.is_file(), [path / name for name in _FOREIGN_FILES], root=path
+        )
+        return any(has) or path.name.startswith(_FLAX_PREFIX)
     if os.path.isdir(path):
         return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
     return path.name.startswith(_FLAX_PREFIX)
@@ -223,7 +228,7 @@ def _is_old_tree(directory: Path) -> bool:
 
 def _locate_marked(directory: Directory) -> Run:
     """Return the checkpoints in a directory in which markers show the complete ones."""
-    if directory.is_committed():
+    if directory.is_committed() or foreign_step(directory.path) is not None:
         return Run()
     root, entries = directory.path, directory.entries()
     below = [directory_of(root / entry.name) for entry in entries if entry.is_dir()]
@@ -233,11 +238,13 @@ def _locate_marked(directory: Directory) -> Run:
     begun = map_paths(is_in_progress, others, root=root)
     unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
     steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
+    foreign = map_paths(foreign_step, others, root=root)
+    steps += [step for step in foreign if step is not None]
     flax = built_in_format("flax_msgpack")
     files = [root / entry.name for entry in entries if not entry.is_dir()]
     found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in sorted(files)]
     steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
-    if not own and len(steps) == 1:
+    if len(steps) == 1 and steps[0].path.name in {at.name for at in files}:
         steps = []  # the directory of a single file is that checkpoint
     return Run(sorted(steps, key=_order), sorted(unfinished))
 

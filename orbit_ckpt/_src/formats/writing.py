@@ -24,6 +24,7 @@ from orbit_ckpt._src.errors import (
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.durable import make_directories, sync_directory
 from orbit_ckpt._src.storage.partial import partial_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.patterns import Patterns, join_name
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
@@ -215,6 +216,13 @@ def new_directory(path: Path) -> Generator[Path]:
         CheckpointExistsError: The path exists; it is never replaced.
     """
     _check_free(path, overwrite=False)
+    if isinstance(path, StorePath):  # the last object written has to make it a checkpoint
+        try:
+            yield path
+        except BaseException:  # re-raised; nothing is left behind
+            path.bucket.delete_below(path.prefix, last="")
+            raise
+        return
     make_directories(path.parent)
     with partial_path(path, Path.mkdir) as temporary:
         yield temporary

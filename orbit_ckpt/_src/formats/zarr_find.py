@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.store_path import StorePath
 
 
 def find_arrays(
@@ -22,6 +23,11 @@ def find_arrays(
     Raises:
         FormatError: There is a link to a directory, which may lead anywhere.
     """
+    if isinstance(directory, StorePath):
+        keys = [key.split("/") for key in directory.keys_below()]
+        found = [parts[:-1] for parts in keys if parts[-1] == ZARR2_DOCUMENT]
+        yield from ((tuple(parts), str(directory.joinpath(*parts))) for parts in found)
+        return
     for at, below, files in os.walk(directory, onerror=_fail):
         below.sort()
         for name in below:

@@ -41,6 +41,7 @@ from orbit_ckpt._src.runtime.checks import check_elements, check_mapping
 from orbit_ckpt._src.runtime.commit import ItemToSave
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.store_view import viewing
 from orbit_ckpt._src.transform.patterns import PatternMap
 from orbit_ckpt._src.transform.state import StateFunction
 
@@ -229,7 +230,7 @@ class StepItems:
         Raises:
             CheckpointError: A handler failed.
         """
-        with self._looking_at(path):
+        with viewing([path]), self._looking_at(path):
             if wanted.options:
                 return self._load(path, wanted)
             args = self._to_restore(wanted)
@@ -239,7 +240,7 @@ class StepItems:
 
     def metadata(self, checkpointer: Checkpointer, path: Path) -> StepMetadata:
         """Return the metadata of a step; `item_metadata` has the form that `restore` returns."""
-        with self._looking_at(path):
+        with viewing([path]), self._looking_at(path):
             is_tree = _holds_one_tree(path)
             found = self._tree_metadata(path) if is_tree else checkpointer.metadata(path)
             items = self._unwrap(cast(Any, found.item_metadata))

@@ -14,7 +14,7 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, check_v
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import describe_directory
-from orbit_ckpt._src.storage.store_path import read_extent
+from orbit_ckpt._src.storage.store_path import read_start
 from orbit_ckpt._src.unique_keys import RepeatedKeyError, check_unique
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def decode_file(file: Path, kind: type[T], *, max_bytes: int) -> T:
     """
     if directory_of(file).has_local_files and file.exists() and not file.is_file():
         raise FormatError(f"{file} is no regular file, and is not read.")
-    data = read_extent(str(file), 0, max_bytes + 1)
+    data = read_start(file, max_bytes + 1)
     if len(data) > max_bytes:
         raise FormatError(
             f"{file} has more than {max_bytes} bytes, which is too much for such a document. It is "

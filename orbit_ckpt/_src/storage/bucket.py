@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
+from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
 
@@ -24,14 +25,48 @@ _OTHER_URLS = ("file", "http", "https")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
+class FoundObject(NamedTuple):
+    """An object in a listing.
+
+    Attributes:
+        key: Its key, without the prefix that was listed.
+        version: What `generation` returns; None if the listing does not say.
+    """
+
+    key: str
+    version: bytes | None
+
+
+class Parts(Protocol):
+    """An upload of one object in parts, which exists once `complete` has returned."""
+
+    def begin(self, data: bytes) -> object:
+        """Begin to send the next part; return what `end` needs to wait for it."""
+        ...
+
+    def end(self, pending: Any, *, deadline_s: float | None = None) -> None:
+        """Wait until a part is stored."""
+        ...
+
+    def complete(self) -> None:
+        """Make the object of all parts, which have ended; it is durable and visible then."""
+        ...
+
+    def abort(self, *, deadline_s: float | None = None) -> None:
+        """Delete all parts, which have ended; there will be no object."""
+        ...
+
+
 class Bucket(Protocol):
     """The objects of one bucket by key; every failure of the store is a `StorageError`.
 
     Attributes:
         url: Its URL, without a slash at the end.
+        part_bytes: Size of the parts in which large objects are best sent; 0 if only whole.
     """
 
     url: str
+    part_bytes: int = 0
 
     def spec(self, prefix: str) -> dict[str, Any]:
         """Return TensorStore's spec of the objects below a prefix.
@@ -94,6 +129,10 @@ class Bucket(Protocol):
         """Wait until an object is written."""
         ...
 
+    def begin_parts(self, key: str) -> Parts:
+        """Begin to write an object in parts of `part_bytes`; only the last may be smaller."""
+        raise StorageError(f"{self.url}/{key}: this store takes only whole objects.")
+
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
         """Delete an object if it exists."""
         ...
@@ -111,6 +150,30 @@ class Bucket(Protocol):
     def list_below(self, prefix: str) -> list[str]:
         """Return the keys of all objects that begin with a prefix, without it, in order."""
         ...
+
+    def list_page(  # what most stores do
+        self,
+        prefix: str,  # noqa: ARG002
+        delimiter: str = "",  # noqa: ARG002
+        start: str = "",  # noqa: ARG002
+    ) -> tuple[list[FoundObject], bool] | None:
+        """List objects in one request.
+
+        Args:
+            prefix: What their keys begin with.
+            delimiter: "/" to omit objects in directories.
+            start: Keys up to this one, after the prefix, are omitted.
+
+        Returns:
+            The first of them, and whether these are all; None if a listing cannot be limited.
+        """
+        return None
+
+    def list_directory(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return the names of the objects right below a prefix, and of directories, in order."""
+        keys = self.list_below(prefix)
+        objects = [key for key in keys if "/" not in key]
+        return objects, sorted({key.partition("/")[0] for key in keys if "/" in key})
 
 
 @runtime_checkable
@@ -156,6 +219,51 @@ class ObjectClient(Protocol):
     @abstractmethod
     def list(self, prefix: str) -> Iterable[str]:
         """Return the keys of all objects that begin with a prefix, in any order."""
+        ...
+
+
+@runtime_checkable
+class PartsClient(ObjectClient, Protocol):
+    """A client that can do more than a store of a plug-in must."""
+
+    @abstractmethod
+    def read_into(self, key: str, start: int, buffer: memoryview) -> int | None:
+        """Fill a buffer with bytes of an object; return their number, None without an object."""
+        ...
+
+    @abstractmethod
+    def list_page(self, prefix: str, delimiter: str, start: str) -> tuple[list[FoundObject], bool]:
+        """Return what `Bucket.list_page` does, in one request."""
+        ...
+
+    @abstractmethod
+    def list_directory(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return what `Bucket.list_directory` does, a thousand names per request."""
+        ...
+
+    @abstractmethod
+    def begin_parts(self, key: str) -> str:
+        """Begin an upload in parts; return its identity."""
+        ...
+
+    @abstractmethod
+    def write_part(self, key: str, upload: str, number: int, data: bytes) -> object:
+        """Store a part, counted from 1; return what `complete_parts` needs of it."""
+        ...
+
+    @abstractmethod
+    def complete_parts(self, key: str, upload: str, parts: Sequence[object]) -> None:
+        """Make the object of its parts."""
+        ...
+
+    @abstractmethod
+    def abort_parts(self, key: str, upload: str) -> None:
+        """Delete the parts of an upload."""
+        ...
+
+    @abstractmethod
+    def uploads_below(self, prefix: str) -> list[tuple[str, str]]:
+        """Return the keys and identities of uploads that were neither completed nor aborted."""
         ...
 
 

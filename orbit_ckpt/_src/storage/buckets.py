@@ -1,4 +1,4 @@
-"""Requests to object stores: TensorStore's drivers, with retries, a deadline and plain errors.
+"""Buckets of built-in stores: S3 through botocore if it is installed, else TensorStore's drivers.
 
 Endpoints and credentials are configured as for the stores' own tools: S3 by the variables
 `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, `AWS_ACCESS_KEY_ID`
@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 from collections import deque
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import tensorstore as ts
@@ -21,8 +21,10 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.bucket import Bucket, find_store
-from orbit_ckpt._src.storage.client_bucket import open_client_bucket
+from orbit_ckpt._src.storage.client_bucket import ClientBucket, open_client_bucket
 from orbit_ckpt._src.storage.reachable import check_reachable, describe_route
+from orbit_ckpt._src.storage.s3_client import S3Client
+from orbit_ckpt._src.storage.store_errors import BeyondEndError, explain_failure
 
 T = TypeVar("T")
 
@@ -47,7 +49,11 @@ _MAX_SIZE_BITS = 43
 _READS_OF_SIZE = 16
 """Parameters for finding the size of an object: first read, largest read, concurrent requests."""
 
-_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
+)
+"""What says who asks; the first two suffice."""
 
 
 class TensorStoreBucket(Bucket):
@@ -148,11 +154,11 @@ class TensorStoreBucket(Bucket):
     def _end_read(self, key: str, start: int, future: ts.Future[Any]) -> bytes:
         try:
             found = self._wait("reading", key, lambda: future)
-        except _BeyondEndError:
+        except BeyondEndError:
             try:  # the driver returns nothing of a range that is not all there
                 rest = slice(start, None)
                 found = self._wait("reading", key, lambda: self._store.read(key, byte_range=rest))
-            except _BeyondEndError:
+            except BeyondEndError:
                 return b""
         if found.state != "value":
             raise FileNotFoundError(2, "No such object", f"{self.url}/{key}")
@@ -183,7 +189,7 @@ class TensorStoreBucket(Bucket):
             ) from None
         except (ValueError, NotImplementedError) as error:
             # no cause: it would quote the server's answer, which contains the access key
-            raise _explain(where, doing, str(error)) from None
+            raise explain_failure(where, doing, str(error)) from None
 
     def _result(self, future: ts.Future[T], where: str, deadline_s: float) -> T:
         """Return the result of a request; log once if the first one takes long."""
@@ -204,10 +210,6 @@ class TensorStoreBucket(Bucket):
         return future.result(timeout=deadline_s)
 
 
-class _BeyondEndError(StorageError):
-    """A range of bytes reaches beyond the end of an object."""
-
-
 def open_bucket(scheme: str, name: str) -> Bucket:
     """Return a bucket; makes no request, but checks the connection the first time.
 
@@ -226,14 +228,15 @@ def open_bucket(scheme: str, name: str) -> Bucket:
         return _open_google(name, endpoint)
     endpoint = _setting("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     region = _setting("AWS_REGION", "AWS_DEFAULT_REGION")
-    credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
-    return _open_s3(name, endpoint, region, credentials)
+    settings = tuple(os.environ.get(name) for name in _CREDENTIALS)
+    return _open_s3(name, endpoint, region, settings)
 
 
 @functools.lru_cache(maxsize=16)
 def _open_s3(
-    name: str, endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]
-) -> TensorStoreBucket:
+    name: str, endpoint: str | None, region: str | None, settings: tuple[str | None, ...]
+) -> Bucket:
+    """Open a bucket of S3, once for all settings that its client reads from the environment."""
     spec: dict[str, Any] = {
         "driver": "s3",
         "bucket": name,
@@ -246,8 +249,11 @@ def _open_s3(
     server = "s3.amazonaws.com" if region is None else f"s3.{region}.amazonaws.com"
     url = endpoint or f"https://{server}"
     check_reachable(f"s3://{name}", url)
-    if all(credentials):  # else the driver logs on stderr every place without credentials
+    if all(settings[:2]):  # else the driver logs on stderr every place without credentials
         spec["aws_credentials"] = {"type": "environment"}
+    if find_spec("botocore") is not None:
+        client = S3Client(name, endpoint=endpoint, region=region)
+        return ClientBucket(f"s3://{name}", client, spec=spec)
     return TensorStoreBucket("s3", name, _open(spec, f"s3://{name}", None), spec, url)
 
 
@@ -306,7 +312,7 @@ def _open(spec: dict[str, Any], where: str, context: ts.Context | None) -> ts.Kv
     try:
         return ts.KvStore.open(spec, context=context).result(timeout=_DEADLINE_S)
     except (ValueError, NotImplementedError) as error:
-        raise _explain(where, "opening", str(error)) from None
+        raise explain_failure(where, "opening", str(error)) from None
 
 
 def _setting(*names: str) -> str | None:
@@ -321,51 +327,3 @@ def _below(prefix: str) -> ts.KvStore.KeyRange:
 
 def _range(start: bytes, end: bytes) -> ts.KvStore.KeyRange:
     return cast(Any, ts.KvStore.KeyRange)(start, end)
-
-
-_ANNOTATIONS = re.compile(r" \[[\w-]+='.*", re.DOTALL)
-
-_REFUSED = (
-    "PERMISSION_DENIED|UNAUTHENTICATED|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied"
-    "|[Cc]redential"
-)
-_UNREACHABLE = "ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"
-_FAILURES = (_REFUSED, _UNREACHABLE)
-_LOCAL_FAILURES = "PERMISSION_DENIED|RESOURCE_EXHAUSTED"  # permissions, and open files
-_REASONS = {
-    "NoSuchBucket|^NOT_FOUND": (
-        "There is no such bucket: create it, or check its name and the endpoint."
-    ),
-    _REFUSED: (
-        "The store refuses the credentials, or they give no right to this: check "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE (s3://), "
-        "GOOGLE_APPLICATION_CREDENTIALS (gs://) and the bucket's policy."
-    ),
-    _UNREACHABLE: (
-        "The store cannot be reached, or is overloaded: check the endpoint, try again later."
-    ),
-}
-
-
-def store_failure(where: str, error: Exception, *, is_remote: bool) -> StorageError | None:
-    """Convert an error of TensorStore to one of the storage, None if it is about the data.
-
-    Args:
-        where: What was read.
-        error: The error.
-        is_remote: Whether that is in an object store.
-    """
-    if not is_remote:
-        is_failure = re.match(_LOCAL_FAILURES, str(error)) is not None
-        return StorageError(f"{where}: reading failed: {error}") if is_failure else None
-    is_failure = any(re.match(pattern, str(error)) for pattern in _FAILURES)
-    return _explain(where, "reading", str(error)) if is_failure else None
-
-
-def _explain(where: str, doing: str, text: str) -> StorageError:
-    """Return an error that explains a failure without quoting the server's answer."""
-    short = _ANNOTATIONS.sub("", text)
-    if text.startswith("OUT_OF_RANGE"):
-        return _BeyondEndError(f"{where}: {doing}: {short}")
-    advice = [advice for pattern, advice in _REASONS.items() if re.search(pattern, short)]
-    return StorageError(f"{where}: {doing} failed: {' '.join([short, *advice[:1]])}")

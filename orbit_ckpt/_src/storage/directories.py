@@ -32,6 +32,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt._src.storage.local_directory import LocalDirectory
+from orbit_ckpt._src.storage.object_write import NewObject
 from orbit_ckpt._src.storage.objects import (
     ObjectDirectory,
     is_committed,
@@ -40,7 +41,7 @@ from orbit_ckpt._src.storage.objects import (
     withdraw,
 )
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_path import StorePath, map_requests, read_blocks
 from orbit_ckpt._src.text import visible
 
 _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
@@ -88,8 +89,9 @@ class StoreDirectory(Directory):
 
     @override
     def entries(self) -> list[Entry]:
-        parts = [key.partition("/") for key in self._root.keys_below()]
-        found = {(name, bool(slash)) for name, slash, _ in parts}  # one name may be of both kinds
+        objects, directories = self._root.bucket.list_directory(self._root.prefix)
+        found = [*((name, False) for name in objects), *((name, True) for name in directories)]
+        # one name may be of both kinds
         return [StoreEntry(self._root / name, is_prefix) for name, is_prefix in sorted(found)]
 
     @override
@@ -98,7 +100,9 @@ class StoreDirectory(Directory):
 
     @override
     def subdirectories_with(self, file: str, names: Iterable[str]) -> list[str]:
-        return [name for name in names if (self._root / name / file).is_file()]
+        candidates = list(names)
+        has = map_requests(lambda name: (self._root / name / file).is_file(), candidates)
+        return [name for name, is_there in zip(candidates, has, strict=True) if is_there]
 
     @override
     def find_in_children(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -163,7 +167,7 @@ class StoreDirectory(Directory):
         path = self._root
         if is_committed(path):
             return
-        names = path.keys_below()
+        names = path.objects()
         is_tree = COMMIT_MARKER in names or not _CHECKPOINT_FILES.isdisjoint(names)
         if IN_PROGRESS in names or is_tree:
             raise IncompleteCheckpointError(
@@ -204,10 +208,13 @@ class StoreDirectory(Directory):
 
     @override
     def copy_file(self, source: Path, name: str, advance: Callable[[int], object]) -> int:
-        data = source.read_bytes()  # an object is uploaded whole
-        (self._root / name).write_bytes(data)
-        advance(len(data))
-        return crc32c(data)
+        checksum = 0
+        with NewObject(self._root / name) as file:
+            for block in read_blocks(source):
+                file.write(block)
+                checksum = crc32c(block, checksum)
+                advance(len(block))
+        return checksum
 
     @override
     def sync_files(self) -> None:

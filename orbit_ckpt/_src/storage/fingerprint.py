@@ -17,13 +17,13 @@ from msgspec import Struct
 from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
-    COMMIT_MARKER,
     MANIFEST,
     OCDBT_MANIFEST,
     TREE_METADATA,
 )
 from orbit_ckpt._src.storage.path import storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import StorePath, map_requests
+from orbit_ckpt._src.storage.store_view import commit_markers
 
 Fingerprint = tuple[int, ...] | bytes
 
@@ -97,9 +97,7 @@ class OpenedDirectory(Struct, frozen=True):
 def checkpoint_fingerprint(path: Path) -> object:
     """Return a value that changes when another checkpoint replaces this one; None without one."""
     if isinstance(path, StorePath):
-        # an item's marker does not identify it: it is always the same
-        markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
-        found = map_paths(StorePath.generation, markers, root=path)
+        found = map_requests(StorePath.generation, commit_markers(path))
         return found if any(found) else None
     try:
         status = path.stat()

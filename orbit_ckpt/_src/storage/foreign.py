@@ -5,6 +5,7 @@ Their metadata documents are synthesized; their chunks are the other program's b
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -18,13 +19,14 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
+from orbit_ckpt._src.storage.client_bucket import NotInTensorStoreError
 from orbit_ckpt._src.storage.fingerprint import fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Extent, Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
-from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, plain_array
+from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, parse_array, plain_array
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
@@ -34,9 +36,11 @@ class ForeignArray(Protocol):
 
     Attributes:
         is_decoded: Whether `find` computes chunks instead of saying where they are.
+        has_object_per_value: Whether each of them is a file of its own.
     """
 
     is_decoded: bool = False
+    has_object_per_value: bool = False
 
     def find(self, key: str) -> Value | None:
         """Return a document or chunk, or its place; None if it does not exist.
@@ -191,17 +195,20 @@ class DecodedArray(ForeignArray):
 
 
 class LinkedArray(ForeignArray):
-    """A real zarr2 array that another program wrote on a local file system.
+    """A real zarr2 array that another program wrote.
 
     Args:
         files: The files of its checkpoint.
         name: Its directory there; empty if that is the checkpoint's.
     """
 
+    has_object_per_value = True
+
     def __init__(self, files: InnerFiles, name: str) -> None:
         self._files = files
         self._name = name
         self._directory = files.root / name
+        self._plain_nbytes: int | None = None
 
     @override
     def find(self, key: str) -> Value | None:
@@ -210,16 +217,48 @@ class LinkedArray(ForeignArray):
         Raises:
             UnsafePathError: A link leads out of the checkpoint.
         """
+        if isinstance(self._directory, StorePath):
+            return self._find_object(self._directory, key)
         status = self._files.status(join_key(self._name, key))
         return None if status is None else Extent(f"{self._directory}/{key}", 0, status.st_size)
 
+    def _find_object(self, directory: StorePath, key: str) -> Value | None:
+        """Return an object itself, or where it is if only parts of it may be needed."""
+        if key == ZARR2_DOCUMENT or not self._plain_bytes(directory):
+            return directory.bucket.read(f"{directory.prefix}{key}")
+        return Extent(f"{directory}/{key}", 0, self._plain_bytes(directory))
+
+    def _plain_bytes(self, directory: StorePath) -> int:
+        """Return the size of every chunk if chunks are stored as they are, else 0."""
+        if self._plain_nbytes is None:
+            document = directory.bucket.read(f"{directory.prefix}{ZARR2_DOCUMENT}")
+            layout = None
+            if document is not None:
+                with contextlib.suppress(FormatError):  # whoever reads the array raises it
+                    layout = parse_array(document, zarr_format=2, where=str(directory))
+            is_plain = layout is not None and layout.is_direct and layout.compression is None
+            self._plain_nbytes = layout.chunk_nbytes if layout is not None and is_plain else 0
+        return self._plain_nbytes
+
+    @override
+    def length(self, key: str) -> int | None:
+        if not isinstance(self._directory, StorePath):
+            return super().length(key)
+        with contextlib.suppress(FileNotFoundError):
+            return self._directory.bucket.size(f"{self._directory.prefix}{key}")
+        return None
+
     @override
     def spec(self) -> Json:
+        if isinstance(self._directory, StorePath):
+            return self._directory.spec()
         return {"driver": "file", "path": f"{self._directory}/"}
 
     @override
     def keys(self) -> Sequence[str]:
         root = self._directory
+        if isinstance(root, StorePath):
+            return root.keys_below()
         return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
 
@@ -249,6 +288,9 @@ class ForeignStore(ValueStore):
 
     def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
         self.is_remote = any(isinstance(file, StorePath) for file in files)
+        self.has_object_per_value = self.is_remote and any(
+            array.has_object_per_value for array in arrays.values()
+        )
         self._arrays = arrays
         stamps = map_paths(fingerprint_of, files, root=files[0]) if files else ()
         self._stamps = {str(f): (f, stamp) for f, stamp in zip(files, stamps, strict=True)}
@@ -279,6 +321,8 @@ class ForeignStore(ValueStore):
     def spec(self, name: str) -> Json:
         try:
             return self._arrays[name].spec()
+        except NotInTensorStoreError:
+            raise
         except CheckpointError as error:
             raise FormatError(f"{name}: {error}") from error
 

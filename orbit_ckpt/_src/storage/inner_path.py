@@ -143,6 +143,8 @@ class InnerFiles:
 
     def file(self, name: str) -> Path:
         """Return the path of a file, which need not exist; raises what `status` does."""
+        if isinstance(self.root, StorePath):
+            return inner_path(self.root, name)
         self.status(name)
         return self.root / name
 

@@ -32,6 +32,7 @@ from orbit_ckpt._src.storage.layout import (
 )
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest, damaged_file
 from orbit_ckpt._src.storage.store_path import StorePath, file_size, map_paths, read_blocks
+from orbit_ckpt._src.storage.store_view import viewing
 
 _OBJECT_BLOCK_BYTES = 1 << 24
 
@@ -74,7 +75,8 @@ def write_manifest(directory: Path, *, known: Manifest | None = None, below: str
         known: Records of some of them, known without reading, if no manifest exists yet.
         below: Prefix of the paths to record.
     """
-    _record_others(directory, read_manifest(directory) or known or Manifest(), below)
+    with viewing([directory], beside=False):
+        _record_others(directory, read_manifest(directory) or known or Manifest(), below)
 
 
 def renew_manifest(directory: Path) -> None:

@@ -49,9 +49,11 @@ class ValueStore(Protocol):
 
     Attributes:
         is_remote: Whether each read is a request, which costs as much as many bytes.
+        has_object_per_value: Whether it is in an object store, with an object for every value.
     """
 
     is_remote: bool
+    has_object_per_value: bool = False
 
     def find(self, key: str) -> Value | None:
         """Return a value or its place, None if the key does not exist.
@@ -216,6 +218,7 @@ class ObjectStore(ValueStore):
     """A directory of an object store with one object per value."""
 
     is_remote = True
+    has_object_per_value = True
 
     def __init__(self, directory: CheckedDirectory) -> None:
         self._directory = directory

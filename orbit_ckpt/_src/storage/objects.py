@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 import secrets
+from typing import cast
 
 from orbit_ckpt._src.errors import CheckpointExistsError, StorageError
 from orbit_ckpt._src.runtime.process import reset_in_child
@@ -24,7 +25,7 @@ from orbit_ckpt._src.storage.layout import (
     OCDBT_MANIFEST,
 )
 from orbit_ckpt._src.storage.path import describe_directory
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_path import StorePath, map_requests
 
 _CLEANUP_S = 60.0
 """Maximum wait for each request that removes objects of a failed save."""
@@ -86,14 +87,17 @@ class ObjectDirectory:
         """
         if not self._is_open:
             raise not_open_here(self.path)
-        if not self._is_ours():
+        is_ours, text = map_requests(
+            lambda ask: ask(), (self._is_ours, lambda: marker_text(self.path, self.path))
+        )
+        if not is_ours:
             self._is_open = False  # the existing objects are not ours to remove
             raise StorageError(
                 f"{self.path}: another save into the same place began before this one ended. Let "
                 "one process at a time save there."
             )
         # the token makes it differ from the marker of any other checkpoint in this place
-        marker = f"{marker_text(self.path, self.path)}\n{self._token.decode()}\n"
+        marker = f"{text}\n{self._token.decode()}\n"
         self._is_open = False  # the marker may still arrive, so keep the objects that it stands for
         try:
             (self.path / COMMIT_MARKER).write_bytes(marker.encode())
@@ -116,9 +120,12 @@ class ObjectDirectory:
 
     def _make_room(self) -> None:
         """Remove the objects of a dead save, or of the checkpoint to overwrite."""
-        names = self.path.keys_below()
+        listing, is_object = map_requests(
+            lambda ask: ask(), (self.path.keys_below, self.path.is_file)
+        )
+        names = cast("list[str]", listing)
         if not names:
-            if self.path.is_file():
+            if is_object:
                 raise CheckpointExistsError(f"{self.path} is an object; choose another path.")
             return
         is_committed = COMMIT_MARKER in names

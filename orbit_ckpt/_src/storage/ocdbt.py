@@ -17,7 +17,7 @@ import tensorstore as ts
 
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
-from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.buckets import shared_context
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt._src.storage.layout import (
     OCDBT_MANIFEST,
@@ -35,6 +35,7 @@ from orbit_ckpt._src.storage.ocdbt_decode import (
     decode_manifest,
     decode_node,
 )
+from orbit_ckpt._src.storage.store_errors import store_failure
 from orbit_ckpt._src.storage.store_path import MISSING, StorePath, read_extent
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.text import shorten_list

@@ -12,7 +12,7 @@ from functools import partial
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
-from orbit_ckpt._src.storage.kvstore import ObjectStore, ValueStore
+from orbit_ckpt._src.storage.kvstore import ValueStore
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
 
@@ -25,7 +25,7 @@ class ReadThreads:
 
     def __init__(self, store: ValueStore) -> None:
         self._is_remote = store.is_remote
-        self.asks_for_each = isinstance(store, ObjectStore)
+        self.asks_for_each = store.has_object_per_value
         """Whether every value is a request, independent of the others."""
         self.share_objects = store.is_remote and not self.asks_for_each
         """Whether values lie together in objects, so that one request reads several."""

@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextvars import Context, ContextVar, copy_context
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -35,6 +36,11 @@ _BLOCK_BYTES = 1 << 22
 OBJECT_BLOCK_BYTES = 1 << 26
 """Bytes of an object to hold at once when all of it is read: several concurrent requests."""
 
+current_view: ContextVar[Callable[[StorePath, Bucket], Bucket] | None] = ContextVar(
+    "orbit_ckpt_view", default=None
+)
+"""Returns a bucket as the running operation sees it, see `storage.store_view`."""
+
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of reading a missing file; after any other `OSError` it may exist and be intact."""
 
@@ -54,7 +60,13 @@ class StorePath(PosixPath):
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket that contains it."""
+        """The bucket that contains it, as the running operation sees it."""
+        view = current_view.get()
+        bucket = self.own_bucket()
+        return bucket if view is None else view(self, bucket)
+
+    def own_bucket(self) -> Bucket:
+        """Return the bucket that contains it, as it is now."""
         from orbit_ckpt._src.storage.buckets import open_bucket  # noqa: PLC0415 - imports TensorStore
 
         return open_bucket(self.parts[0].removesuffix(":"), self.parts[1])
@@ -159,7 +171,8 @@ class StorePath(PosixPath):
     @override
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether an object exists below it."""
-        return bool(self.keys_below())
+        page = self.bucket.list_page(self.prefix)
+        return bool(self.keys_below() if page is None else page[0])
 
     @override
     def exists(self, *, follow_symlinks: bool = True) -> bool:
@@ -173,17 +186,18 @@ class StorePath(PosixPath):
 
     @override
     def iterdir(self) -> Generator[StorePath]:
-        """Yield the objects and directories in it; lists everything below it."""
-        for name in sorted({key.partition("/")[0] for key in self.keys_below()}):
+        """Yield the objects and directories in it, in order."""
+        objects, directories = self.bucket.list_directory(self.prefix)
+        for name in sorted({*objects, *directories}):
             yield self / name
 
     def directories(self) -> list[str]:
-        """Return the names of the directories in it, in order; lists everything below it."""
-        return sorted({key.partition("/")[0] for key in self.keys_below() if "/" in key})
+        """Return the names of the directories in it, in order."""
+        return self.bucket.list_directory(self.prefix)[1]
 
     def objects(self) -> list[str]:
-        """Return the names of the objects in it, in order; lists everything below it."""
-        return [key for key in self.keys_below() if "/" not in key]
+        """Return the names of the objects in it, in order."""
+        return self.bucket.list_directory(self.prefix)[0]
 
     @override
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -236,8 +250,15 @@ def map_paths(function: Callable[[T], R], values: Iterable[T], *, root: Path) ->
 
 def map_requests(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Return a function's results in order; requests run concurrently."""
+
+    def call(context: Context, value: T) -> R:
+        return context.run(function, value)
+
+    given = list(values)
+    # a copy of the caller's context for each: only one thread at a time can enter one
+    contexts = [copy_context() for _ in given]
     with Workers(_REQUESTS, "orbit_ckpt-store") as pool:
-        return list(pool.map(function, values))
+        return list(pool.map(call, contexts, given))
 
 
 def is_store_url(path: str) -> bool:
@@ -314,6 +335,22 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
         return read_at(descriptor, nbytes, offset)
     finally:
         os.close(descriptor)
+
+
+def read_start(file: Path, max_bytes: int) -> bytes:
+    """Return the contents of a file or an object, at most some bytes; most are far smaller.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+    """
+    if not isinstance(file, StorePath):
+        return read_extent(str(file), 0, max_bytes)
+    data = bytearray()
+    for block in file.blocks(OBJECT_BLOCK_BYTES):
+        data += block
+        if len(data) >= max_bytes:
+            break
+    return bytes(data[:max_bytes])
 
 
 def read_blocks(file: Path, object_bytes: int = OBJECT_BLOCK_BYTES) -> Generator[bytes]:

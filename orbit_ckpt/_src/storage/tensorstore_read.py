@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import tensorstore as ts
@@ -16,7 +18,7 @@ from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.blosc import HEADER_BYTES, FrameError, check_header, parse_header
-from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.buckets import shared_context
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -29,10 +31,15 @@ from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
 from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
 from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.store_errors import store_failure
+from orbit_ckpt._src.storage.store_path import map_requests
 from orbit_ckpt._src.storage.value_read import part_of, read_value
 from orbit_ckpt._src.storage.zarr import most_decoded
 
 _LARGE_BYTES = 1 << 26
+
+_Copy = tuple[Json, ts.Context]
+"""TensorStore's spec of values in memory, and the context that holds them."""
 
 
 class TensorStoreReader:
@@ -64,10 +71,10 @@ class TensorStoreReader:
         """
         layout = read.layout
         chunks = parts_by_chunk(read.regions, layout.chunk_shape)
-        for index in chunks:
-            self._check_chunk(read, index)
+        copied = await self._check_chunks(read, list(chunks))
         if all(len(parts) == 1 for parts in chunks.values()):
-            return await run_all(self._read_region(read, region) for region in read.regions)
+            regions = read.regions
+            return await run_all(self._read_region(read, region, copied) for region in regions)
         results = [aligned_empty(region.shape, layout.dtype) for region in read.regions]
         limiter = ByteLimiter(_LARGE_BYTES)
 
@@ -77,23 +84,37 @@ class TensorStoreReader:
             place = Region(tuple(map(sum, zip(start, box.start, strict=True))), box.shape)
             targets = [results[part.number][(*part.target.slices, ...)] for part in parts]
             async with limiter.reserve(box.size * layout.dtype.itemsize):
-                copy_parts(box, await self._read_region(read, place), parts, targets)
+                copy_parts(box, await self._read_region(read, place, copied), parts, targets)
 
         await run_all(fill(index, parts) for index, parts in chunks.items())
         return results
 
-    async def _read_region(self, read: ArrayRead, region: Region) -> HostArray:
+    async def _check_chunks(self, read: ArrayRead, indices: Sequence[Shape]) -> _Copy | None:
+        """Check chunks; return the spec of a copy if checking has read them from a store."""
+        if not self._store.has_object_per_value:
+            for index in indices:
+                self._check_chunk(read, index)
+            return None
+        check = partial(self._check_chunk, read)
+        values = await asyncio.to_thread(map_requests, check, indices)
+        keys = (read.layout.chunk_key(read.name, index) for index in indices)
+        found = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        return await self._copy_to_memory(read.name, found)
+
+    async def _read_region(
+        self, read: ArrayRead, region: Region, copied: _Copy | None
+    ) -> HostArray:
         needed = max(region.size * read.layout.dtype.itemsize, read.layout.chunk_nbytes)
         if needed > _LARGE_BYTES:
             check_available(needed)
-        array = await self._open(read)
+        array = await self._open(read, copied)
         try:
             return await self._read_into_own_memory(array[region.slices])
         except (ValueError, OSError) as error:
             failure = store_failure(read.where, error, is_remote=self._store.is_remote)
             if failure is not None:
                 raise failure from None
-            raise await self._locate_damage(read, region, error) from error
+            raise await self._locate_damage(read, region, copied, error) from error
 
     async def _read_into_own_memory(self, array: ts.TensorStore) -> HostArray:
         """Read an array into memory that returns to the system when dropped.
@@ -105,8 +126,8 @@ class TensorStoreReader:
         await target.write(array)
         return host
 
-    def _check_chunk(self, read: ArrayRead, index: Shape) -> None:
-        """Check that a chunk exists and matches the manifest; count it as read.
+    def _check_chunk(self, read: ArrayRead, index: Shape) -> Value | None:
+        """Check that a chunk exists and matches the manifest; count it as read, and return it.
 
         Nor may it be too small for the array: TensorStore allocates memory for it, and ends the
         program if it cannot.
@@ -123,19 +144,20 @@ class TensorStoreReader:
         if value is not None and layout.has_frames:
             _check_frame(read, key, value)
         self._fetched.add(nbytes)
+        return value
 
-    async def _open(self, read: ArrayRead) -> ts.TensorStore:
+    async def _open(self, read: ArrayRead, copied: _Copy | None) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)
         value = self._store.find(key)
         # in another context a `memory://` store is empty
         context = shared_context() if self._store.is_remote else self._context
         try:
-            kvstore = self._store.spec(read.name)
+            kvstore, context = copied or (self._store.spec(read.name), context)
         except NotInTensorStoreError:
-            kvstore, context = await self._copy_to_memory(read.name), self._context
+            kvstore, context = await self._copy_all_to_memory(read.name)
         is_text = _is_text(json.dumps(kvstore, ensure_ascii=False))
         if kvstore["driver"] == "file" and ("\\" in read.name or not is_text):
-            kvstore = await self._copy_to_memory(read.name)
+            kvstore, context = await self._copy_all_to_memory(read.name)
         elif not is_text:
             raise StorageError(
                 f"{read.where}: the path of the checkpoint is not UTF-8, as TensorStore "
@@ -158,22 +180,25 @@ class TensorStoreReader:
                 f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
             ) from error
 
-    async def _copy_to_memory(self, name: str) -> Json:
+    async def _copy_all_to_memory(self, name: str) -> _Copy:
         """Copy an array's files to memory, for paths or stores that TensorStore does not take."""
-        spec = {"driver": "memory", "path": f"{name}/"}
-        copy = await ts.KvStore.open(spec, context=self._context)
-        for key in self._store.keys_below(name):
-            value = self._store.find(key)
-            if value is not None:
-                await copy.write(key.removeprefix(f"{name}/"), read_value(value))
-        return spec
+        found = ((key, self._store.find(key)) for key in self._store.keys_below(name))
+        values = {key: value for key, value in found if value is not None}
+        return await self._copy_to_memory(name, values)
+
+    async def _copy_to_memory(self, name: str, values: Mapping[str, Value]) -> _Copy:
+        spec, context = {"driver": "memory", "path": f"{name}/"}, ts.Context()
+        copy = await ts.KvStore.open(spec, context=context)
+        for key, value in values.items():
+            await copy.write(key.removeprefix(f"{name}/"), read_value(value))
+        return spec, context
 
     async def _locate_damage(
-        self, read: ArrayRead, region: Region, error: Exception
+        self, read: ArrayRead, region: Region, copied: _Copy | None, error: Exception
     ) -> CorruptionError:
         """Read chunk by chunk to name the one that fails."""
         layout = read.layout
-        array = await self._open(read)
+        array = await self._open(read, copied)
         for index in chunk_indices(region, layout.chunk_shape):
             key = layout.chunk_key(read.name, index)
             value = self._store.find(key)

@@ -406,7 +406,9 @@ class FilesWriter(ValueWriter):
         ends_in_checksum: bool = False,
     ) -> None:
         if self._uploads is not None:
-            self._uploads.begin(key, b"".join(parts))
+            file = DataObject(self._uploads, key, ValueChecksums(whole_file=False))
+            file.append(parts, ends_in_checksum=ends_in_checksum)
+            file.close()
             return
         folder = key.rpartition("/")[0]
         if folder not in self._made:

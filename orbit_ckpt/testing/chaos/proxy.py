@@ -1,11 +1,14 @@
-"""A proxy in front of an object store's server, which fails requests as real stores do."""
+"""A proxy in front of an object store's server, as slow and as unreliable as real stores are."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, cast
@@ -27,6 +30,43 @@ _NO_KEY = (
 )
 _HOP_BY_HOP = {"transfer-encoding", "connection", "content-length"}
 _LATE_S = 60
+_BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast a store is.
+
+    Attributes:
+        latency_s: Time from the end of a request to the beginning of its answer, in seconds.
+        bytes_per_s: Bandwidth of each connection, in both directions; None for no limit.
+        requests_per_s: Requests above this rate are answered with 503; None for no limit.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
+    requests_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A request that was answered.
+
+    Attributes:
+        method: Its method.
+        path: Its path and query.
+        headers: Its headers; names in lower case.
+        sent_bytes: Size of its body.
+        received_bytes: Size of the answer's body.
+        round: One more than the greatest round of the requests that were answered before it came.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    sent_bytes: int
+    received_bytes: int
+    round: int
 
 
 class Proxy:
@@ -35,15 +75,18 @@ class Proxy:
     Attributes:
         endpoint: Its own address.
         fails: Decides how each request fails; by default none does.
+        link: How fast it is; by default as fast as the server.
         requests: Method and path of every request.
+        passed: Every request that was answered, see `rounds`.
         nbytes: The number of bytes in answers.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, link: Link | None = None) -> None:
         """Make a proxy.
 
         Args:
             upstream: Address of the server, such as `http://127.0.0.1:9000`.
+            link: How fast it is.
 
         Raises:
             ValueError: The address is none of a server without encryption.
@@ -55,11 +98,15 @@ class Proxy:
             )
         self.upstream = address.netloc
         self.fails: Choice = _never
+        self.link = link or Link()
+        self.passed: list[Passed] = []
+        self._sent_at: deque[float] = deque()
+        self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
         self.nbytes = 0
         self.end = threading.Event()
         self.late = threading.Event()
-        self.passed = threading.Semaphore(0)
+        self.late_passed = threading.Semaphore(0)
         self._server = _Server(self)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -90,8 +137,41 @@ class Proxy:
             TimeoutError: There is none.
         """
         self.late.set()
-        if not self.passed.acquire(timeout=_LATE_S):
+        if not self.late_passed.acquire(timeout=_LATE_S):
             raise TimeoutError(f"No late request within {_LATE_S} s: {self.requests}")
+
+    def clear(self) -> None:
+        """Forget the requests so far."""
+        with self._lock:
+            self.requests.clear()
+            self.passed.clear()
+            self.nbytes = 0
+
+    @property
+    def rounds(self) -> int:
+        """The length of the longest chain of requests that waited for one another's answers."""
+        with self._lock:
+            return max((passed.round for passed in self.passed), default=0)
+
+    def is_too_fast(self) -> bool:
+        """Note a request; return whether it exceeds the rate of the link."""
+        rate = self.link.requests_per_s
+        if rate is None:
+            return False
+        with self._lock:
+            now = time.monotonic()
+            while self._sent_at and now - self._sent_at[0] > 1.0:
+                self._sent_at.popleft()
+            if len(self._sent_at) >= rate:
+                return True
+            self._sent_at.append(now)
+            return False
+
+    def note(self, passed: Passed) -> None:
+        """Note a request that is being answered."""
+        with self._lock:
+            self.passed.append(passed)
+            self.nbytes += passed.received_bytes
 
     def __enter__(self) -> Proxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -108,6 +188,27 @@ def _never(_method: str, _path: str, _number: int) -> None:
     return None
 
 
+class _Throttle:
+    """Sleeps so that bytes pass no faster than a bandwidth."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._began = 0.0
+
+    def __enter__(self) -> _Throttle:
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, nbytes: int) -> None:
+        """Sleep until a number of bytes may have passed."""
+        ahead = nbytes / self._bytes_per_s - (time.monotonic() - self._began)
+        if ahead > 0:
+            time.sleep(ahead)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # a client that finds it full waits a second
@@ -122,11 +223,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle_any(self) -> None:
         proxy = cast(_Server, self.server).proxy
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        number = 1 + proxy.rounds
+        body = self._receive(int(self.headers.get("Content-Length") or 0), proxy.link)
         proxy.requests.append((self.command, self.path))
         failure = proxy.fails(self.command, self.path, len(proxy.requests))
+        if failure is None and proxy.is_too_fast():
+            failure = "503"
         if failure is None:
-            self._forward(proxy, body)
+            time.sleep(proxy.link.latency_s)
+            self._forward(proxy, body, number)
             return
         self.close_connection = True
         if failure == "silence":
@@ -134,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif failure == "late":
             proxy.late.wait()
             self._ask(proxy, body)
-            proxy.passed.release()
+            proxy.late_passed.release()
             self._reset()
         elif failure == "lost":
             self._ask(proxy, body)
@@ -158,9 +263,34 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.close()
         return answer, data
 
-    def _forward(self, proxy: Proxy, body: bytes) -> None:
+    def _receive(self, nbytes: int, link: Link) -> bytes:
+        """Read a body at the speed of the link."""
+        if link.bytes_per_s is None:
+            return self.rfile.read(nbytes)
+        body = bytearray()
+        with _Throttle(link.bytes_per_s) as throttle:
+            while len(body) < nbytes and (
+                part := self.rfile.read(min(_BLOCK_BYTES, nbytes - len(body)))
+            ):
+                body += part
+                throttle.wait(len(body))
+        return bytes(body)
+
+    def _send(self, data: bytes, link: Link) -> None:
+        """Write a body at the speed of the link."""
+        if link.bytes_per_s is None:
+            self.wfile.write(data)
+            return
+        with _Throttle(link.bytes_per_s) as throttle:
+            for start in range(0, len(data), _BLOCK_BYTES):
+                part = memoryview(data)[start : start + _BLOCK_BYTES]
+                self.wfile.write(part)
+                throttle.wait(start + len(part))
+
+    def _forward(self, proxy: Proxy, body: bytes, number: int) -> None:
         answer, data = self._ask(proxy, body)
-        proxy.nbytes += len(data)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        proxy.note(Passed(self.command, self.path, headers, len(body), len(data), number))
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in _HOP_BY_HOP:
@@ -168,7 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else None
         self.send_header("Content-Length", length or str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self._send(data, proxy.link)
 
     def _reset(self) -> None:
         linger = struct.pack("ii", 1, 0)  # closing then resets the connection

@@ -25,11 +25,15 @@ def watch_library(interceptor: Interceptor, phases: PhaseTracker) -> None:
     def watch(name: str, patch: Callable[[ModuleType], None]) -> None:
         when_imported(f"orbit_ckpt._src.{name}", patch)
 
+    def watch_clients(module: Any) -> None:
+        _watch_requests(module.ClientBucket, interceptor)
+        _watch_uploads(module.PartsUpload, interceptor)
+
     watch("checkpointer.transaction", lambda m: _watch_saves(m.SaveSession, interceptor, phases))
     watch("manager.garbage_collection", lambda m: _watch_deletions(m.StepDeleter, phases))
     watch("storage.atomic", lambda m: _watch_swaps(m, interceptor))
     watch("storage.buckets", lambda m: _watch_requests(m.TensorStoreBucket, interceptor))
-    watch("storage.client_bucket", lambda m: _watch_requests(m.ClientBucket, interceptor))
+    watch("storage.client_bucket", watch_clients)
 
 
 def _watch_saves(session: Any, interceptor: Interceptor, phases: PhaseTracker) -> None:
@@ -117,6 +121,20 @@ def _watch_requests(bucket: Any, interceptor: Interceptor) -> None:
     bucket.end_write = end_write_watched
     bucket.delete = deleting(bucket.delete)
     bucket.delete_below = deleting(bucket.delete_below)
+
+
+def _watch_uploads(upload: Any, interceptor: Interceptor) -> None:
+    complete: _Function = upload.complete
+
+    def complete_watched(self: Any) -> None:
+        """Complete an upload, which is when its object begins to exist."""
+        perform = functools.partial(complete, self)
+        if not interceptor.wants(self.url):
+            perform()
+            return
+        interceptor(Call(Operation("put", self.url, nbytes=self.nbytes), perform, _nothing))
+
+    upload.complete = complete_watched
 
 
 def _nothing() -> None:

@@ -21,6 +21,7 @@ from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
 from orbit_ckpt._src.formats.eformer.records import checksums_of_trees, decode_literal
 from orbit_ckpt._src.formats.run_metadata import (
     find_mixed,
+    first_enclosing,
     marked_step,
     read_run_metadata,
     several_message,
@@ -31,6 +32,7 @@ from orbit_ckpt._src.formats.zarr_tree import ArrayEntry, in_tree_order, key_pat
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import ForeignStore
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import RUN_METADATA, ZARR2_DOCUMENT
@@ -56,7 +58,9 @@ class EFormerFormat(Format, StepRecognizer):
         # accept a run of several checkpoints, so that `open` can explain
         root = _root_of(path)
         if root is None:
-            return None if several_message(path) else f"no {INDEX} in it"
+            is_local = directory_of(path).has_local_files  # else it takes a request per directory
+            is_run = is_local and several_message(path)
+            return None if is_run else f"no {INDEX} in it"
         if root != path and path.is_dir() and not has_arrays(path):
             return f"no {ZARR2_DOCUMENT} below it"
         return None
@@ -282,7 +286,7 @@ def _root_of(path: Path) -> Path | None:
     """Return the root of the checkpoint at a path, or of the one that contains the tree there."""
     if path.is_dir():
         # a prefix with dots is several directories
-        return next((at for at in (path, *path.parents) if (at / INDEX).is_file()), None)
+        return first_enclosing(path, lambda at: (at / INDEX).is_file())
     is_structure = path.name.endswith(STRUCTURE_SUFFIX)
     return path.parent if is_structure and (path.parent / INDEX).is_file() else None
 

@@ -14,6 +14,7 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, Incompl
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
 from orbit_ckpt._src.formats.run_metadata import (
     find_mixed,
+    first_enclosing,
     is_marked,
     marked_step,
     read_run_metadata,
@@ -22,6 +23,7 @@ from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.formats.zarr_find import find_arrays, has_arrays
 from orbit_ckpt._src.formats.zarr_tree import in_tree_order, key_paths
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import ForeignStore, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles
 from orbit_ckpt._src.storage.layout import AGGREGATE, RUN_METADATA, STEP_METADATA, ZARR2_DOCUMENT
@@ -89,7 +91,7 @@ FORMAT = LevanterFormat()
 
 def _root_of(path: Path) -> Path | None:
     """Return the checkpoint at a directory, or the one that contains it."""
-    return next((at for at in (path, *path.parents) if is_marked(at)), None)
+    return first_enclosing(path, is_marked)
 
 
 def _is_unfinished(path: Path) -> bool:
@@ -97,6 +99,8 @@ def _is_unfinished(path: Path) -> bool:
 
     Another format would only read the arrays directly below it.
     """
+    if not directory_of(path).has_local_files:
+        return False  # asking takes a request per directory
     if any((path / name).exists() for name in _NOT_HERE):
         return False
     if not any((child / ZARR2_DOCUMENT).is_file() for child in path.iterdir()):

@@ -12,6 +12,8 @@ from typing import BinaryIO, Self
 
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.storage.object_write import NewObject
+from orbit_ckpt._src.storage.store_path import StorePath
 
 MAX_OPEN = 64
 """Maximum number of incomplete chunks at a time."""
@@ -118,7 +120,8 @@ class _ChunkFile:
     """A chunk, compressed as its data arrives."""
 
     def __init__(self, file: Path, nbytes: int) -> None:
-        self._file: BinaryIO = open(file, "xb")  # noqa: SIM115 - closed by close
+        is_object = isinstance(file, StorePath)
+        self._file: BinaryIO | NewObject = NewObject(file) if is_object else open(file, "xb")  # noqa: SIM115 - closed by close
         self._compress = zlib.compressobj(_LEVEL, wbits=_GZIP_WINDOW)
         self._missing = nbytes
 
@@ -132,8 +135,11 @@ class _ChunkFile:
         while self._missing:
             self.write(_ZEROS[: self._missing])
         self._file.write(self._compress.flush())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if isinstance(self._file, NewObject):
+            self._file.finish()
+        else:
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self.close()
 
     def close(self) -> None:

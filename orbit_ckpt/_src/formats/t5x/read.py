@@ -19,7 +19,13 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     VersionError,
 )
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, WritableFormat
+from orbit_ckpt._src.formats.base import (
+    ForeignStep,
+    Format,
+    StepRecognizer,
+    StoreWriter,
+    WritableFormat,
+)
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
@@ -32,7 +38,6 @@ from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.path import (
     PathLike,
     describe_directory,
-    resolve_local,
     resolve_path,
     storage_errors,
 )
@@ -52,7 +57,7 @@ _BODY, _VERSION = "optimizer", "version"
 _KEY_BYTES = 64
 
 
-class T5XFormat(Format, StepRecognizer, WritableFormat):
+class T5XFormat(Format, StepRecognizer, WritableFormat, StoreWriter):
     """Reads and writes T5X's checkpoints; see `Format`.
 
     Args:
@@ -65,6 +70,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
     name = "T5X"
     extra = None
     writes_as = "t5x"
+    writes_to_stores = True
 
     def __init__(
         self, *, step: int | None = None, uint16: Uint16 = "error", allow_legacy: bool = False
@@ -95,33 +101,33 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
 
     @override
     def open(self, path: Path) -> StoredTree:
-        # object stores are not supported
-        file = find_checkpoint(resolve_local(path), self._step)
+        file = find_checkpoint(path, self._step)
         if _is_temporary(file.parent.name):
             raise IncompleteCheckpointError(
                 f"Found incomplete checkpoint at {file.parent}: the save of T5X that wrote it did "
                 "not finish. Restore an earlier one; this directory can be deleted."
             )
-        if file != resolve_local(path):
+        if file != resolve_path(path):
             inner_file(file.parent, file.name)
-        with open(file, "rb") as stream:
-            if stream.read(len(TF_STATE)) == TF_STATE:
-                raise VersionError(
-                    "Attempting to restore a TensorFlow checkpoint as a native T5X checkpoint. "
-                    f"Load it as one of TensorFlow. Path: {file}"
-                )
+        if read_extent(str(file), 0, len(TF_STATE)) == TF_STATE:
+            raise VersionError(
+                "Attempting to restore a TensorFlow checkpoint as a native T5X checkpoint. "
+                f"Load it as one of TensorFlow. Path: {file}"
+            )
         body = self._body(scan_file(file), file)
         return stored_tree(self._arrays(body, file, ()), path, file)
 
     @override
     def step_at(self, path: Path) -> ForeignStep | None:
         match, file = _STEP.fullmatch(path.name), path / AGGREGATE
-        if match is None or not directory_of(path).has_local_files or not file.is_file():
+        if match is None or not file.is_file():
             return None
         if _lacks(file) is not None:
             return None
         pinned = (path / PINNED).exists()
-        return ForeignStep(int(match[1]), path, file.stat().st_mtime, is_pinned=pinned)
+        is_local = directory_of(path).has_local_files  # no store reports a time
+        time = file.stat().st_mtime if is_local else None
+        return ForeignStep(int(match[1]), path, time, is_pinned=pinned)
 
     def _body(self, root: object, file: Path) -> object:
         """Return the state; raise an error if its version cannot be read."""

@@ -21,6 +21,8 @@ from orbit_ckpt._src.storage.foreign import ForeignArray, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Value
 from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.value_read import read_value
 from orbit_ckpt._src.storage.zarr import ZarrArray, parse_array
 
 Uint16 = Literal["error", "as_bfloat16", "as_uint16"]
@@ -160,6 +162,8 @@ class SpecArray(ForeignArray):
         uint16: How to read it if its dtype is uint16.
     """
 
+    has_object_per_value = True
+
     def __init__(self, spec: Spec, where: str, uint16: Uint16) -> None:
         self._spec = spec
         self._where = where
@@ -185,6 +189,10 @@ class SpecArray(ForeignArray):
         return self._document
 
     @override
+    def length(self, key: str) -> int | None:
+        return super().length(key) if key == ZARR2_DOCUMENT else self._files.length(key)
+
+    @override
     def spec(self) -> Json:
         return self._files.spec()
 
@@ -199,6 +207,8 @@ class SpecArray(ForeignArray):
             ValueError: It is damaged, or contradicts the spec.
         """
         spec = self._spec
+        if isinstance(spec.root, StorePath):
+            return self._checked(self._read_object(spec))
         is_partial_copy = not spec.directory.is_dir()
         if is_partial_copy and not spec.is_complete:
             raise CorruptionError(
@@ -212,6 +222,28 @@ class SpecArray(ForeignArray):
                 data = stream.read(_MAX_DOCUMENT_BYTES)
         except FileNotFoundError:
             data = _document_of(spec)
+        if not is_partial_copy:  # else reading reports missing chunks
+            self._check_size(parse_array(data, zarr_format=2, where=ZARR2_DOCUMENT))
+        return self._checked(data)
+
+    def _read_object(self, spec: Spec) -> bytes:
+        value = self._files.find(ZARR2_DOCUMENT)
+        if value is None and not spec.is_complete:
+            raise CorruptionError(
+                f"{self._where}: {spec.directory}/{ZARR2_DOCUMENT} is missing. Was the "
+                "checkpoint copied completely?",
+                path=self._where,
+                file=str(spec.directory),
+            )
+        return _document_of(spec) if value is None else read_value(value)[:_MAX_DOCUMENT_BYTES]
+
+    def _checked(self, data: bytes) -> bytes:
+        """Return a document that agrees with the spec.
+
+        Raises:
+            ValueError: It does not.
+        """
+        spec = self._spec
         layout = parse_array(data, zarr_format=2, where=ZARR2_DOCUMENT)
         found = (layout.shape, layout.dtype)
         if spec.shape is not None and spec.dtype is not None and found != (spec.shape, spec.dtype):
@@ -219,8 +251,6 @@ class SpecArray(ForeignArray):
                 f"{ZARR2_DOCUMENT} says {layout.dtype} of shape {layout.shape}, the msgpack file "
                 f"{spec.dtype} of shape {spec.shape}"
             )
-        if not is_partial_copy:  # else reading reports missing chunks
-            self._check_size(layout)
         if not self._is_bfloat16:
             return data
         return json.dumps({**json.loads(data), "dtype": "bfloat16"}).encode()

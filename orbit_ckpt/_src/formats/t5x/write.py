@@ -32,6 +32,7 @@ from orbit_ckpt._src.formats.writing import (
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.durable import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.path import is_gcs_path
 from orbit_ckpt._src.transform.patterns import leaves_matching
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is_leaf
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
@@ -39,6 +40,7 @@ from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
 CHUNK_BYTES = 64 << 20
 """T5X's target size of chunks."""
 
+_ON_GOOGLE = {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
 _GZIP = {"id": "gzip", "level": 1}
 _MAX_THREADS = 4
 _THREAD_BYTES = 1 << 25
@@ -61,12 +63,14 @@ class _Plan(Struct, frozen=True):
     array: ArrayStream
     chunks: Shape
 
-    def spec(self) -> dict[str, object]:
-        """Return its spec for the msgpack file."""
+    def spec(self, directory: Path) -> dict[str, object]:
+        """Return its spec for the msgpack file of a directory."""
+        # T5X refuses other drivers on gs://, and puts in the bucket that it reads from
+        driver = _ON_GOOGLE if is_gcs_path(directory) else {"driver": "file"}
         return {
             "driver": "zarr",
             "dtype": self.array.dtype.name,
-            "kvstore": {"driver": "file", "path": f"{self.name}/"},
+            "kvstore": {**driver, "path": f"{self.name}/"},
             "metadata": {
                 "chunks": self.chunks,
                 "compressor": _GZIP,
@@ -81,7 +85,8 @@ def write(request: WriteRequest) -> None:
     Lists, tuples and namedtuples become dicts, as in Flax. Arrays become gzip-compressed zarr
     arrays, as T5X writes partitioned ones. The msgpack file holds scalars, arrays without
     dimensions or elements, those that `inline` matches, and arrays of uint16, which T5X refuses
-    elsewhere. It is written last; then the directory appears.
+    elsewhere. It is written last; then the directory appears. In a store it is written into place,
+    and the msgpack file is what makes it a checkpoint.
 
     Raises:
         UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
@@ -174,7 +179,7 @@ def _node(
         children = sorted((key_name(key), child) for key, child in children_of(node))
         return {key: _node(child, (*names, key), plans, request) for key, child in children}
     if names in plans:
-        return plans[names].spec()
+        return plans[names].spec(request.path)
     array = array_stream(node)
     if array is not None:
         data = b"".join(array.pieces(request)) if array.nbytes else b""

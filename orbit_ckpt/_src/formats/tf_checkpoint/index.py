@@ -17,6 +17,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.store_path import read_start
 
 SUFFIX = ".index"
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -80,8 +81,7 @@ def read_index(file: Path) -> dict[str, IndexEntry]:
         FormatError: The file is not an index, or is damaged.
         OSError: It cannot be read.
     """
-    with open(file, "rb") as stream:
-        data = stream.read(_MAX_BYTES + 1)
+    data = read_start(file, _MAX_BYTES + 1)
     try:
         return _parse(data, file)
     except (ValueError, LookupError, struct.error) as error:

@@ -31,7 +31,9 @@ from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.storage.foreign import RawArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT, Value
-from orbit_ckpt._src.storage.path import resolve_local
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import file_names, file_size, read_extent
+from orbit_ckpt._src.storage.value_read import open_value
 
 Translate = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -98,13 +100,12 @@ class TFVariable:
         crc, missing = 0, place.length
         problem = None
         try:
-            with open(place.file, "rb") as stream:
-                stream.seek(place.offset)
-                while missing and (piece := stream.read(min(missing, _PIECE_BYTES))):
-                    crc = crc32c(piece, crc)
-                    missing -= len(piece)
-                    if take is not None:
-                        take(piece)
+            read = open_value(place)
+            while missing and (piece := read(min(missing, _PIECE_BYTES))):
+                crc = crc32c(piece, crc)
+                missing -= len(piece)
+                if take is not None:
+                    take(piece)
         except FileNotFoundError:
             problem = "the file is missing"
         if problem is None and missing:
@@ -159,25 +160,20 @@ class TensorFlowFormat(Format):
     def sniff(self, path: Path) -> str | None:
         file = path / AGGREGATE if path.is_dir() else path
         if path.is_dir() and not file.is_file():
-            has_one = len(list(path.glob(f"*{SUFFIX}"))) == 1
+            has_one = len(_indices(path)) == 1
             return None if has_one else f"no file {AGGREGATE} and not just one *{SUFFIX} in it"
-        with open(file, "rb") as stream:
-            is_state = stream.read(len(TF_STATE)) == TF_STATE
-            stream.seek(max(0, file.stat().st_size - len(MAGIC)))
-            is_index = stream.read() == MAGIC
+        is_state = read_extent(str(file), 0, len(TF_STATE)) == TF_STATE
+        is_index = not is_state and file.name.endswith(SUFFIX) and _ends_like_index(file)
         return None if is_state or is_index else f"{file.name} is no state file and no index of it"
 
     @override
     def open(self, path: Path) -> StoredTree:
-        """Open a checkpoint; its path may also be that of the index without the suffix.
-
-        Object stores are not supported.
-        """
-        index = _find_index(resolve_local(path))
+        """Open a checkpoint; its path may also be that of the index without the suffix."""
+        index = _find_index(resolve_path(path))
         entries = read_index(index)
         files = InnerFiles(index.parent)
         for file in {entry.extent.file for entry in entries.values()}:
-            files.status(Path(file).name)
+            files.file(Path(file).name)
         variables: Mapping[str, Any] = {
             name: TFVariable(name, entry) for name, entry in entries.items()
         }
@@ -197,6 +193,16 @@ class TensorFlowFormat(Format):
 FORMAT = TensorFlowFormat()
 
 
+def _indices(directory: Path) -> list[str]:
+    """Return the names of the indices in a directory."""
+    return [name for name in file_names(directory) if name.endswith(SUFFIX)]
+
+
+def _ends_like_index(file: Path) -> bool:
+    size = file_size(file)
+    return read_extent(str(file), max(0, size - len(MAGIC)), len(MAGIC)) == MAGIC
+
+
 def _find_index(path: Path) -> Path:
     """Return the index of a checkpoint.
 
@@ -211,14 +217,13 @@ def _find_index(path: Path) -> Path:
     state = path / AGGREGATE if path.is_dir() else path
     index = None
     if state.is_file():
-        with open(state, "rb") as stream:
-            match = _LATEST.search(stream.read(_STATE_BYTES))
+        match = _LATEST.search(read_extent(str(state), 0, _STATE_BYTES))
         # it may be an absolute path of the machine that saved the checkpoint
         name = PurePosixPath(match[1].decode(errors="replace")).name if match else ""
         index = inner_file(state.parent, name + SUFFIX) if name else None
     elif path.is_dir():
-        found = sorted(path.glob(f"*{SUFFIX}"))
-        index = inner_file(path, found[0].name) if found else None
+        found = _indices(path)
+        index = inner_file(path, found[0]) if found else None
     if index is None or not index.is_file():
         raise CheckpointNotFoundError(
             f"No checkpoint of TensorFlow at {path}: there is no {index or '*' + SUFFIX}."
