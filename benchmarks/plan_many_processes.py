@@ -2,8 +2,9 @@
 
     python -m benchmarks.plan_many_processes
 
-The plan is exact and needs neither data nor devices. The final work of the first process is
-measured with fewer processes and extrapolated. Time spent waiting for a file system is not counted.
+The plan is exact and needs neither data nor devices. The merge is a real one, of databases with
+all keys of the plan but without values, for several numbers of processes that hold the same arrays.
+Time spent waiting for a file system is not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, Extent, process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt_expected import ExpectedKeys
-from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
+from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
@@ -37,18 +38,24 @@ _THREADS = 16
 
 
 class Cost(NamedTuple):
-    """The measured cost of the final work of the first process.
+    """The measured cost of a merge, in processor seconds.
 
     Attributes:
         processes: Number of processes that wrote.
         keys: Number of keys.
-        merge_s: Processor seconds to merge all databases.
+        ranges: Number of ranges that they are divided into.
+        share_s: The longest merge of one range, by one process.
+        alone_s: The merge of all ranges.
+        finish_s: What the primary process adds if others merge the ranges.
         tree_bytes: Size of the B+tree.
     """
 
     processes: int
     keys: int
-    merge_s: float
+    ranges: int
+    share_s: float
+    alone_s: float
+    finish_s: float
     tree_bytes: int
 
 
@@ -79,9 +86,15 @@ def measure(plan: Plan, directory: Path, *, expected: Plan | None = None) -> Cos
     write_databases(plan, directory)
     parts = [process_directory(i) for i in range(plan.cluster.processes)]
     arrays = [(planned.array.name, planned.layout) for planned in (expected or plan).arrays]
-    merge_s = _time(lambda: merge_databases(directory, parts, arrays))
+    merge = DatabaseMerge(directory, parts, arrays)
+    starts = merge.ranges(len(parts))
+    numbers = range(len(starts) + 1)
+    shares = [_time(lambda n=n: merge.write_range(merge.merge(starts, n), n)) for n in numbers]
+    finish_s = _time(lambda: merge.finish([merge.read_range(number) for number in numbers]))
     tree = sum(file.stat().st_size for file in (directory / "d").iterdir())
-    return Cost(len(parts), plan.keys, merge_s, tree)
+    return Cost(
+        len(parts), plan.keys, len(numbers), max(shares), sum(shares) + finish_s, finish_s, tree
+    )
 
 
 def measure_records(plan: Plan, processes: int, directory: Path) -> tuple[float, float]:
@@ -118,8 +131,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = _first_replica_only(plan)
     print(f"\nmaximum per process, whole shards in turn: {_size(alone.nbytes.max())}")
     print(f"maximum per process, first replica only:    {_size(first)}")
-    few, many = _measured(options.scale_down)
-    _print_cost(plan, few, many)
+    _print_costs(options)
+    if options.processes:
+        with tempfile.TemporaryDirectory() as directory:
+            some = max(1, cluster.processes // 8)
+            compare_s, manifest_s = measure_records(plan, some, Path(directory))
+        print(
+            f"\nrecords of {some} processes: compared in {compare_s:.2f} s if they differ, "
+            f"checksums computed in {manifest_s:.2f} s where no process has reported them"
+        )
 
 
 def _first_replica_only(plan: Plan) -> int:
@@ -154,44 +174,24 @@ def _print_plan(plan: Plan) -> None:
         print(f"{name:34} {value}")
 
 
-def _measured(scale_down: int) -> tuple[Cost, Cost]:
-    """Return the cost for few processes that write much and for many that write little."""
-    costs: list[Cost] = []
-    for axes, devices, layers in (
-        ((("replica", 1), ("fsdp", 32 // scale_down), ("tensor", 8)), 32, 40 // scale_down),
-        ((("replica", 1), ("fsdp", 64 // scale_down), ("tensor", 8)), 1, 1),
-    ):
-        plan = plan_many(Cluster(axes, devices), llama(layers))
-        with tempfile.TemporaryDirectory() as directory:
-            costs.append(measure(plan, Path(directory)))
-    return costs[0], costs[1]
-
-
-def _print_cost(plan: Plan, few: Cost, many: Cost) -> None:
-    print("\nfinal work of the first process, measured in processor seconds:")
-    for cost in (few, many):
+def _print_costs(options: argparse.Namespace) -> None:
+    """Measure and print merges, and how they grow with the number of processes."""
+    print("\nmerge, in processor seconds:")
+    print("  processes  keys         ranges  one range  primary   all, alone  B+tree")
+    first: Cost | None = None
+    devices = options.replica * options.fsdp * options.tensor
+    axes = (("replica", options.replica), ("fsdp", options.fsdp), ("tensor", options.tensor))
+    for processes in options.processes:
+        cluster = Cluster(axes, max(1, devices // processes))
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            cost = measure(plan_many(cluster, llama(options.layers)), Path(directory))
+        first = first or cost
         print(
-            f"  {cost.processes} processes, {cost.keys:,} keys: merge {cost.merge_s:.2f} s, B+tree "
-            f"{_size(cost.tree_bytes)}"
+            f"  {cost.processes:<10,} {cost.keys:<12,} {cost.ranges:<7} {cost.share_s:<10.2f} "
+            f"{cost.finish_s:<9.2f} {cost.alone_s:<11.2f} {_size(cost.tree_bytes)}"
+            f"   ({cost.processes // first.processes} x processes: one range x "
+            f"{cost.share_s / first.share_s:.1f}, primary x {cost.finish_s / first.finish_s:.1f})"
         )
-    matrix = np.array([[c.keys, c.processes] for c in (few, many)], float)
-    per_key, per_process = np.linalg.solve(matrix, [few.merge_s, many.merge_s])
-    processes = plan.cluster.processes
-    merge = per_key * plan.keys + max(0.0, per_process) * processes
-    tree = few.tree_bytes / few.keys * plan.keys
-    print(f"  a key costs {per_key * 1e6:.1f} us, a database {per_process * 1e3:.2f} ms")
-    some = max(1, processes // 8)
-    with tempfile.TemporaryDirectory() as directory:
-        compare_s, manifest_s = measure_records(plan, some, Path(directory))
-    print(
-        f"  records of {some} processes: compared in {compare_s:.2f} s, checksums computed in "
-        f"{manifest_s:.2f} s"
-    )
-    compare, manifest = (s / some * processes for s in (compare_s, manifest_s))
-    print(
-        f"\nextrapolated: merge {merge:.0f} s, B+tree {_size(tree)}, records compared in "
-        f"{compare:.0f} s, their checksums {manifest:.0f} s"
-    )
 
 
 def _size(nbytes: float) -> str:
@@ -210,8 +210,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=4, help="devices per process")
     parser.add_argument("--layers", type=int, default=80)
     parser.add_argument(
-        "--scale-down", type=int, default=1, help="factor by which the measured save is smaller"
+        "--processes",
+        type=int,
+        nargs="*",
+        default=[64, 512, 4096],
+        help="numbers of processes whose databases are written and merged",
     )
+    parser.add_argument("--directory", help="where to write them, by default with temporary files")
     return parser.parse_args(arguments)
 
 

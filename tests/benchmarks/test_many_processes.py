@@ -71,7 +71,7 @@ def test_planned_database_that_lacks_a_process_does_not_merge(tmp_path: Path) ->
 
 
 def test_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--replica", "2", "--fsdp", "8", "--layers", "2", "--scale-down", "8"])
+    main(["--replica", "2", "--fsdp", "8", "--layers", "2", "--processes", "4", "16"])
     text = capsys.readouterr().out
     assert "32 processes with 4 devices each; mesh replica 2 x fsdp 8 x tensor 8" in text
-    assert "extrapolated: merge" in text
+    assert "(4 x processes: one range x" in text

@@ -19,7 +19,7 @@ from orbit_ckpt._src.storage.ocdbt import keys_of, read_index
 from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
-from orbit_ckpt._src.storage.zarr import describe_array
+from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError
 
 LAYOUT, _ = describe_array((12, 12), (1, 6), np.dtype(np.float32), zarr_format=3, compress=False)
@@ -49,7 +49,9 @@ def dealt() -> list[dict[str, bytes]]:
     return [{k: sizes[i % 2] + k.encode() for k in keys[i::3]} for i in range(3)]
 
 
-def merge_in_ranges(directory: Path, arrays: Sequence[object] = ARRAYS) -> dict[str, bytes]:
+def merge_in_ranges(
+    directory: Path, arrays: Sequence[tuple[str, ZarrArray]] = ARRAYS
+) -> dict[str, bytes]:
     """Merge every range as if by a process of its own; return what TensorStore finds."""
     starts = DatabaseMerge(directory, PARTS, arrays).ranges(3)
     for number in reversed(range(len(starts) + 1)):
@@ -57,7 +59,8 @@ def merge_in_ranges(directory: Path, arrays: Sequence[object] = ARRAYS) -> dict[
         merge.write_range(merge.merge(starts, number), number)
     merge = DatabaseMerge(directory, PARTS, arrays)
     record = merge.finish([merge.read_range(i) for i in range(len(starts) + 1)])
-    assert set(read_index(directory, record.database)) == set(found := read_all(directory))
+    found = read_all(directory)
+    assert set(read_index(directory, record.database)) == set(found)
     return found
 
 

@@ -61,8 +61,8 @@ class ExpectedKeys:
             starts.append(front + suffixes[position - ends[index] + len(suffixes)])
         return starts
 
-    def are_all(self, keys: Keys, start: bytes, stop: bytes | None) -> bool:
-        """Return whether sorted keys are exactly those expected in a range.
+    def are_in(self, keys: Keys, start: bytes, stop: bytes | None) -> bool:
+        """Return whether all keys expected in a range are among sorted keys.
 
         Where the name of an array begins with that of another one, this may be False although
         they are; compare them one by one then.
@@ -73,11 +73,16 @@ class ExpectedKeys:
             if stop is not None:
                 rows = slice(rows.start, _place(suffixes, front, stop))
             expected = self._matrices[id(suffixes)].rows(rows)
+            if not len(expected):
+                continue
             found = keys.rows(slice(position, position + len(expected)))
-            if not _has_rows(found, front, expected):
-                return False
+            if not _has_rows(found, front, expected):  # others may come before
+                position = bisect_left(keys, front + expected[0], position)
+                found = keys.rows(slice(position, position + len(expected)))
+                if not _has_rows(found, front, expected):
+                    return False
             position += len(expected)
-        return position == len(keys)
+        return True
 
 
 def _place(suffixes: Sequence[bytes], front: bytes, key: bytes) -> int:
@@ -92,8 +97,6 @@ def _has_rows(found: Keys, front: bytes, suffixes: Keys) -> bool:
     lengths = suffixes.lengths + len(front)
     if not np.array_equal(found.lengths, lengths):
         return False
-    if not len(lengths):
-        return True
     width = int(lengths.max(initial=0))
     head, tail = found.matrix[:, : len(front)], found.matrix[:, len(front) : width]
     expected = suffixes.matrix[:, : tail.shape[1]]

@@ -218,7 +218,7 @@ class DatabaseMerge:
                 f"also in {self._parts[part]}",
                 map(_text, entries.keys.to_list(rows)),
             )
-        if self._expected.are_all(entries.keys, start, stop):
+        if self._expected.are_in(entries.keys, start, stop):
             return
         expected = {key for key in keys_of(self._arrays) if _is_in(key.encode(), start, stop)}
         missing = expected - set(map(_text, entries.keys.to_list()))

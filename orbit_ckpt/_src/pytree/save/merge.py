@@ -11,6 +11,7 @@ from crc32c import crc32c
 from msgspec import Struct
 from typing_extensions import override
 
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.files import arrays_file
 from orbit_ckpt._src.pytree.save.agreement import check_agreement
 from orbit_ckpt._src.pytree.save.options import TreeSaveOptions
@@ -18,6 +19,7 @@ from orbit_ckpt._src.runtime.joint import Assignment, JointWork
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest
 from orbit_ckpt._src.storage.ocdbt import databases_below
+from orbit_ckpt._src.storage.ocdbt_expected import ExpectedKeys
 from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.ocdbt_part import write_part
 from orbit_ckpt._src.storage.part_digests import join_digests, write_digests
@@ -55,16 +57,23 @@ class TreeMerge(JointWork):
         self._is_shared = False
 
     def write_parts(
-        self, writers: Mapping[str, BatchWriter], arrays: Sequence[tuple[str, ZarrArray]]
+        self,
+        writers: Mapping[str, BatchWriter],
+        arrays: Sequence[tuple[str, ZarrArray]],
+        records: Sequence[ArrayRecord],
     ) -> None:
         """Write what the processes that merge the databases of this one need of them.
 
         Args:
             writers: The writers of its databases, by directory.
             arrays: Names and layouts of all arrays.
+            records: Their records, by which those that only the primary process writes are known.
         """
         self._arrays = arrays
-        starts = self._merge(()).ranges(self._options.process.count)
+        shared = {record.name for record in records if record.dtype}
+        of_all = ExpectedKeys(array for array in arrays if array[0] in shared)
+        # the same on all processes, which thus divide what they leave in the same way
+        self._starts = starts = of_all.ranges(self._options.process.count)
         for part, writer in writers.items():
             if writer.record is not None:
                 write_part(self._directory / part, writer.record, writer.values, starts)
@@ -86,7 +95,6 @@ class TreeMerge(JointWork):
         if not options.has_parts or options.has_other_writers or options.has_own_databases:
             return Assignment()
         self._check()
-        self._starts = self._merge(()).ranges(process.count)
         shares = len(self._starts) + 1
         if shares == 1:
             return Assignment()
@@ -119,8 +127,7 @@ class TreeMerge(JointWork):
         if self._is_shared:
             ranges = [merge.read_range(i) for i in range(len(self._starts) + 1)]
         else:
-            starts = merge.ranges(options.process.count)
-            ranges = [merge.merge(starts, i) for i in range(len(starts) + 1)]
+            ranges = [merge.merge(self._starts, i) for i in range(len(self._starts) + 1)]
         merged = merge.finish(ranges)
         if digests is not None:
             write_digests(directory, merged, digests)

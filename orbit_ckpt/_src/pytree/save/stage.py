@@ -300,7 +300,8 @@ class _TreeSave:
         commits = [writer.commit() for writer in writers.values()]
         await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
         if self._options.has_parts:
-            await asyncio.to_thread(self._merge.write_parts, writers, self._arrays)
+            records = self._batch.arrays
+            await asyncio.to_thread(self._merge.write_parts, writers, self._arrays, records)
         await asyncio.to_thread(self._write_documents)
 
     def join(self) -> Manifest | None:
