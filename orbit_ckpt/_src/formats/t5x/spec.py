@@ -222,9 +222,10 @@ class SpecArray(ForeignArray):
                 data = stream.read(_MAX_DOCUMENT_BYTES)
         except FileNotFoundError:
             data = _document_of(spec)
+        checked = self._checked(data)
         if not is_partial_copy:  # else reading reports missing chunks
             self._check_size(parse_array(data, zarr_format=2, where=ZARR2_DOCUMENT))
-        return self._checked(data)
+        return checked
 
     def _read_object(self, spec: Spec) -> bytes:
         value = self._files.find(ZARR2_DOCUMENT)
