@@ -16,16 +16,13 @@ from safetensors.numpy import save as to_safetensors
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage import buckets
-from orbit_ckpt._src.storage.layout import COMMIT_MARKER
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (
-    CheckpointError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     FormatError,
 )
-from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
 from orbit_ckpt.testing.chaos.proxy import Proxy
 from orbit_ckpt.transform import Map
 from tests.support import make_mesh
@@ -184,33 +181,7 @@ def test_what_is_in_stores_is_converted(store: str, tmp_path: Path) -> None:
     assert_same(ocp.load(tmp_path / "x.safetensors"), TREE)
     assert ocp.metadata(tmp_path / "x.safetensors").custom_metadata == {"by": "us"}
     assert_same(ocp.load(tmp_path / "x.msgpack"), {"ids": TREE["ids"]})
-    for name, to in (("a.safetensors", "safetensors"), ("a", "flax"), ("checkpoint_1", "t5x")):
+    for name, to in (("a.safetensors", "safetensors"), ("a", "flax")):
         with pytest.raises(ValueError, match="written to local paths only"):
             ocp.convert(f"{store}/m", f"{store}/out/{name}", to=to)
     assert not at(f"{store}/out").exists()
-
-
-@pytest.mark.parametrize("is_marked", [True, False])
-def test_t5x_is_not_taken_for_anything_else(store: str, tmp_path: Path, *, is_marked: bool) -> None:
-    ocp.save(tmp_path / "ours", {"w": np.arange(6.0)})
-    ocp.convert(tmp_path / "ours", tmp_path / "checkpoint_1", to="t5x")
-    for file in (tmp_path / "checkpoint_1").rglob("*"):
-        if file.is_file():
-            at(f"{store}/run/{file.relative_to(tmp_path)}").write_bytes(file.read_bytes())
-    if is_marked:
-        at(f"{store}/run/checkpoint_1/{COMMIT_MARKER}").write_bytes(b"")
-    for name in ("run", "run/checkpoint_1", "run/checkpoint_1/checkpoint"):
-        for reader in (None, T5XFormat()):
-            with pytest.raises(ValueError, match="not read from an object store; copy it to"):
-                ocp.load(f"{store}/{name}", reader=reader)
-    assert all_steps(f"{store}/run") == [1]
-    with pytest.raises(ValueError, match="not read from an object store; copy it to"):
-        ocp.load(f"{store}/run", reader=TensorFlowFormat())
-
-
-def test_other_formats_have_to_be_copied_first(store: str, tmp_path: Path) -> None:
-    at(f"{store}/t5/model.index").write_bytes(b"\x00")
-    at(f"{store}/t5/checkpoint").write_bytes(b'model_checkpoint_path: "model"\n')
-    with pytest.raises(CheckpointError, match=r"(?s)safetensors: no .* only; copy"):
-        ocp.load(f"{store}/t5")
-    assert not list(tmp_path.iterdir())

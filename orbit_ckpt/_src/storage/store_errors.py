@@ -55,5 +55,6 @@ def explain_failure(where: str, doing: str, text: str) -> StorageError:
     short = _ANNOTATIONS.sub("", text)
     if text.startswith("OUT_OF_RANGE"):
         return BeyondEndError(f"{where}: {doing}: {short}")
-    advice = [advice for pattern, advice in _REASONS.items() if re.search(pattern, short)]
-    return StorageError(f"{where}: {doing} failed: {' '.join([short, *advice[:1]])}")
+    advice = next((text for pattern, text in _REASONS.items() if re.search(pattern, short)), None)
+    what = short if advice is None else f"{short.rstrip('. ')}. {advice}"
+    return StorageError(f"{where}: {doing} failed: {what}")
