@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import buckets, reachable
+from orbit_ckpt._src.storage import buckets, client_bucket, reachable
 from orbit_ckpt._src.storage.reachable import check_reachable
 from orbit_ckpt.errors import StorageError
 
@@ -89,8 +89,9 @@ def test_a_proxy_that_never_answers_is_named(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")  # else the driver looks for them
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setattr(buckets, "_SILENT_S", 0.05)
-    monkeypatch.setattr(buckets, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(reachable, "_SILENT_S", 0.05)
+    for module in (buckets, client_bucket):  # with and without botocore
+        monkeypatch.setattr(module, "_DEADLINE_S", 0.1)
     monkeypatch.setattr(reachable, "_DEADLINE_S", 10)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -9,7 +9,6 @@ message contains a credential, nor anything of a server's answer other than its 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -22,19 +21,17 @@ from typing_extensions import override
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.bucket import Bucket, find_store
 from orbit_ckpt._src.storage.client_bucket import ClientBucket, open_client_bucket
-from orbit_ckpt._src.storage.reachable import check_reachable, describe_route
+from orbit_ckpt._src.storage.reachable import FirstAnswer, check_reachable
 from orbit_ckpt._src.storage.s3_client import S3Client
 from orbit_ckpt._src.storage.store_errors import BeyondEndError, explain_failure
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
 
 MAX_OBJECT_BYTES = 5 * 2**30
 """Maximum bytes of one S3 request; TensorStore writes an object in one."""
 
 _DEADLINE_S = 300.0
-_SILENT_S = 5.0
 """How long a server may not answer its first request before the log says so."""
 
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "20s"}
@@ -65,8 +62,7 @@ class TensorStoreBucket(Bucket):
         self.url = f"{scheme}://{name}"
         self._store = store
         self._spec = spec
-        self._server = server
-        self._is_known = not server  # has answered, or was said not to
+        self._first_answer = FirstAnswer(server)
 
     @override
     def spec(self, prefix: str) -> dict[str, Any]:
@@ -180,7 +176,9 @@ class TensorStoreBucket(Bucket):
         deadline_s = _DEADLINE_S if deadline_s is None else deadline_s
         future = begin()
         try:
-            return self._result(future, where, deadline_s)
+            return self._first_answer.wait(
+                lambda limit_s: future.result(timeout=limit_s), where, deadline_s
+            )
         except TimeoutError:
             future.cancel()  # pyright: ignore[reportUnknownMemberType] - tensorstore stubs
             raise StorageError(
@@ -190,24 +188,6 @@ class TensorStoreBucket(Bucket):
         except (ValueError, NotImplementedError) as error:
             # no cause: it would quote the server's answer, which contains the access key
             raise explain_failure(where, doing, str(error)) from None
-
-    def _result(self, future: ts.Future[T], where: str, deadline_s: float) -> T:
-        """Return the result of a request; log once if the first one takes long."""
-        if not self._is_known and deadline_s > _SILENT_S:
-            try:
-                result = future.result(timeout=_SILENT_S)
-            except TimeoutError:
-                was_known, self._is_known = self._is_known, True
-            else:
-                self._is_known = True
-                return result
-            if not was_known:
-                _logger.warning(
-                    "%s: no answer from %s for %g s; waiting up to %g s",
-                    *(where, describe_route(self._server), _SILENT_S, deadline_s),
-                )
-            deadline_s -= _SILENT_S
-        return future.result(timeout=deadline_s)
 
 
 def open_bucket(scheme: str, name: str) -> Bucket:
@@ -253,7 +233,7 @@ def _open_s3(
         spec["aws_credentials"] = {"type": "environment"}
     if find_spec("botocore") is not None:
         client = S3Client(name, endpoint=endpoint, region=region)
-        return ClientBucket(f"s3://{name}", client, spec=spec)
+        return ClientBucket(f"s3://{name}", client, spec=spec, server=url)
     return TensorStoreBucket("s3", name, _open(spec, f"s3://{name}", None), spec, url)
 
 

@@ -173,14 +173,18 @@ class ChunkReader:
         return nbytes < layout.chunk_nbytes
 
     def _check_size(self, read: ArrayRead, region: Region) -> None:
-        """Check that the first chunk of a part can have the size that its array claims.
+        """Check that a part can have the size that its array claims, by two of its chunks.
+
+        A shape that is much too large would otherwise be found only after all chunks are listed.
 
         Raises:
-            CorruptionError: It cannot.
+            CorruptionError: The last chunk is missing, or the first one is too small.
         """
         layout = read.layout
-        index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
-        key, value = self.chunk(read, index)
+        places = zip(region.start, region.stop, layout.chunk_shape, strict=True)
+        first, last = zip(*((s // n, (e - 1) // n) for s, e, n in places), strict=True)
+        key, value = self.chunk(read, first)
+        self.chunk(read, last)
         try:
             stored = value if isinstance(value, bytes) else within_file(value)
         except FileNotFoundError:

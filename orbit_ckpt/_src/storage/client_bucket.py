@@ -23,6 +23,7 @@ from orbit_ckpt._src.storage.bucket import (
     Parts,
     PartsClient,
 )
+from orbit_ckpt._src.storage.reachable import FirstAnswer
 from orbit_ckpt._src.storage.store_errors import explain_failure
 
 T = TypeVar("T")
@@ -51,7 +52,12 @@ class ClientBucket(Bucket):
     """The objects of a bucket, through an `ObjectClient`; requests run on threads of its own."""
 
     def __init__(
-        self, url: str, client: ObjectClient, *, spec: dict[str, Any] | None = None
+        self,
+        url: str,
+        client: ObjectClient,
+        *,
+        spec: dict[str, Any] | None = None,
+        server: str = "",
     ) -> None:
         """Open a bucket.
 
@@ -59,8 +65,10 @@ class ClientBucket(Bucket):
             url: Its URL, without a slash at the end.
             client: What sends the requests.
             spec: TensorStore's spec of the same bucket; None if it has no driver for the store.
+            server: The URL of the server, if known.
         """
         self.url = url
+        self._first_answer = FirstAnswer(server)
         self.part_bytes = PART_BYTES if isinstance(client, PartsClient) else 0
         self._client = client
         self._able = client if isinstance(client, PartsClient) else None
@@ -203,14 +211,14 @@ class ClientBucket(Bucket):
         where = f"{self.url}/{key}"
         deadline_s = _DEADLINE_S if deadline_s is None else deadline_s
         try:
-            return future.result(timeout=deadline_s)
+            return self._first_answer.wait(future.result, where, deadline_s)
         except TimeoutError as error:
             if future.done():  # an error of the client
                 raise _failure(where, doing, error) from error
             future.cancel()
             raise StorageError(
                 f"{where}: {doing}: the store has not answered within {deadline_s:g} s. Check that "
-                "it can be reached and try again."
+                "it can be reached (endpoint, HTTPS_PROXY, network) and try again."
             ) from None
         except StorageError as error:
             raise _failure(where, doing, error) from None

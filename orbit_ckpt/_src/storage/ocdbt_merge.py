@@ -20,7 +20,7 @@ import numpy as np
 from crc32c import crc32c
 from msgspec import Struct
 
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import (
     MERGED_RANGE,

@@ -1,23 +1,71 @@
-"""Check that the server of an object store answers, before its first request.
+"""Check that the server of an object store answers, before and during its first request.
 
-TensorStore retries a failed request for about a minute, which suits an overloaded store. A server
-whose name is unknown or that refuses connections is reported within seconds instead.
+Failed requests are repeated for about a minute, which suits an overloaded store. A server whose
+name is unknown or that refuses connections is reported within seconds instead, and one that is
+silent is named in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from orbit_ckpt._src.errors import StorageError
 
+T = TypeVar("T")
+
 _DEADLINE_S = 6.0
+_SILENT_S = 5.0
 _PAUSE_S = 0.25
 _PORTS = {"http": 80, "https": 443}
+
+_logger = logging.getLogger(__name__)
+
+
+class FirstAnswer:
+    """Waits for requests to a server, and logs once if it has not answered any for seconds.
+
+    Args:
+        server: The URL of the server; empty if there is none.
+    """
+
+    def __init__(self, server: str = "") -> None:
+        self._server = server
+        self._is_known = not server  # has answered, or was said not to
+
+    def wait(self, result: Callable[[float], T], where: str, deadline_s: float) -> T:
+        """Return the result of a request.
+
+        Args:
+            result: Waits for it at most some seconds.
+            where: What is requested.
+            deadline_s: Maximum seconds to wait.
+
+        Raises:
+            TimeoutError: There is none in time.
+        """
+        if not self._is_known and deadline_s > _SILENT_S:
+            try:
+                found = result(_SILENT_S)
+            except TimeoutError:
+                was_known, self._is_known = self._is_known, True
+            else:
+                self._is_known = True
+                return found
+            if not was_known:
+                _logger.warning(
+                    "%s: no answer from %s for %g s; waiting up to %g s",
+                    *(where, describe_route(self._server), _SILENT_S, deadline_s),
+                )
+            deadline_s -= _SILENT_S
+        return result(deadline_s)
 
 
 def check_reachable(where: str, endpoint: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.bucket import Bucket, FoundObject, Parts
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
