@@ -27,12 +27,11 @@ from orbit_ckpt._src.storage.store_errors import BeyondEndError, explain_failure
 
 T = TypeVar("T")
 
-
 MAX_OBJECT_BYTES = 5 * 2**30
 """Maximum bytes of one S3 request; TensorStore writes an object in one."""
 
 _DEADLINE_S = 300.0
-"""How long a server may not answer its first request before the log says so."""
+"""Maximum wait for a request with its repetitions."""
 
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "20s"}
 """Retries of one request, which amount to about a minute of waiting."""

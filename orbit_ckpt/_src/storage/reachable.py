@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _DEADLINE_S = 6.0
 _SILENT_S = 5.0
+"""How long a server may not answer its first request before the log says so."""
+
 _PAUSE_S = 0.25
 _PORTS = {"http": 80, "https": 443}
 
