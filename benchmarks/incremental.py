@@ -3,8 +3,8 @@
 A run of which most is frozen, as with LoRA, and one in which everything changes. Saves of each kind
 alternate in one process; the minimum of several rounds is printed.
 
-With `--steps 10` nothing is timed: it prints the bytes that each of so many steps adds, restores
-each with Orbax after all others were deleted, and lists a checkpoint with tied embeddings.
+`--steps 10` times nothing: it prints the bytes that each of ten steps adds, restores
+each with Orbax after the others were deleted, and lists a checkpoint with tied embeddings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.incremental")
     parser.add_argument("--megabytes", type=int, default=2048, help="Size of the frozen arrays.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--steps", type=int, default=None, help="Only count and check so many steps."
-    )
+    parser.add_argument("--steps", type=int, default=None, help="Check this many steps instead.")
     parser.add_argument("--tied-megabytes", type=int, default=400, help="Size of the embedding.")
     parser.add_argument("--directory", type=Path, default=None)
     args = parser.parse_args()
@@ -164,7 +162,7 @@ def _list_tied(path: Path, nbytes: int) -> None:
 
 
 def _new_bytes(step: Path, others: Sequence[Path]) -> int:
-    """Return the bytes of the files of a step that are in none of others."""
+    """Return the bytes of the files of a step that no other step has."""
     known = {f.stat().st_ino for path in others for f in path.rglob("*") if f.is_file()}
     files = [file.stat() for file in step.rglob("*") if file.is_file()]
     return sum(status.st_size for status in files if status.st_ino not in known)

@@ -234,7 +234,7 @@ class LinkedArray(ForeignArray):
             document = directory.bucket.read(f"{directory.prefix}{ZARR2_DOCUMENT}")
             layout = None
             if document is not None:
-                with contextlib.suppress(FormatError):  # whoever reads the array raises it
+                with contextlib.suppress(FormatError):  # raised when the array is read
                     layout = parse_array(document, zarr_format=2, where=str(directory))
             is_plain = layout is not None and layout.is_direct and layout.compression is None
             self._plain_nbytes = layout.chunk_nbytes if layout is not None and is_plain else 0

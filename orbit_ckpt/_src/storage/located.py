@@ -67,7 +67,7 @@ class ChunkLocator:
         try:
             value = self._reader.store.find(read.layout.chunk_key(read.name, index))
         except CheckpointError:
-            return None  # whoever reads it here reports it
+            return None  # reported when it is read here
         is_away = isinstance(value, Extent) and not is_shared(value.file)
         return None if is_away else value
 

@@ -21,6 +21,7 @@ import numpy as np
 from crc32c import crc32c
 from typing_extensions import Buffer, override
 
+from orbit_ckpt._src.storage.data_file import DataFile, write_all, write_head
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import (
@@ -41,17 +42,9 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
     write_interior,
 )
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write, write_at
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _unpack = partial(int.from_bytes, byteorder="little")
-_GATHER_BYTES = 1 << 20
-_GATHER_BUFFERS = 512
-"""The system accepts at most 1024 buffers at once."""
-
-_WRITEBACK_BYTES = 1 << 25
-"""Bytes written before writeback is requested. By itself the system starts it only at the final
-sync, and the disk is idle until then."""
 
 
 class ValueWriter(Protocol):
@@ -138,8 +131,8 @@ class DatabaseWriter(ValueWriter):
         if self._uploads is not None:
             self._max_file_bytes = data_file_bytes or DEFAULT_OBJECT_BYTES
         self._values: dict[bytes, Value] = {}
-        self._files: list[_DataFile | DataObject] = []
-        self._free: list[_DataFile | DataObject] = []
+        self._files: list[DataFile | DataObject] = []
+        self._free: list[DataFile | DataObject] = []
         self._parts: list[Manifest] = []
         self._lock = threading.Lock()
 
@@ -266,7 +259,7 @@ class DatabaseWriter(ValueWriter):
             if f"{OCDBT_DATA}/{name}" not in known:
                 (folder / name).unlink(missing_ok=True)
 
-    def _file_with_room(self, nbytes: int) -> _DataFile | DataObject:
+    def _file_with_room(self, nbytes: int) -> DataFile | DataObject:
         """Return a data file with room for a value that no other thread is writing to."""
         with self._lock:
             if self._uploads is not None:
@@ -277,11 +270,11 @@ class DatabaseWriter(ValueWriter):
             if not self._files:
                 (self._root / OCDBT_DATA).mkdir(exist_ok=True)
             name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
-            file = _DataFile(self._root, name, ValueChecksums(whole_file=self._whole_files))
+            file = DataFile(self._root, name, ValueChecksums(whole_file=self._whole_files))
             self._files.append(file)
             return file
 
-    def _release(self, file: _DataFile | DataObject) -> None:
+    def _release(self, file: DataFile | DataObject) -> None:
         """Make a data file available to other threads again, or send it if it is full."""
         if self._uploads is not None and file.nbytes >= self._max_file_bytes:
             file.close()
@@ -289,7 +282,7 @@ class DatabaseWriter(ValueWriter):
         with self._lock:
             self._free.append(file)
 
-    def _open_object(self, uploads: Uploads) -> _DataFile | DataObject:
+    def _open_object(self, uploads: Uploads) -> DataFile | DataObject:
         """Return an object not sent yet; any, because it may grow larger than others."""
         if self._free:
             return self._free.pop()
@@ -322,7 +315,7 @@ class DatabaseWriter(ValueWriter):
         return Manifest(files, tuple(sorted(sizes)), database=database)
 
     def _file_records(self) -> tuple[dict[str, FileRecord], dict[str, int]]:
-        """Return the records of data files whose checksums are known, and the sizes of others."""
+        """Return the records of data files with known checksums, and the sizes of the others."""
         files: dict[str, FileRecord] = {}
         sizes: dict[str, int] = {}
         for part in self._parts:
@@ -335,53 +328,6 @@ class DatabaseWriter(ValueWriter):
             else:
                 files[file.name] = whole
         return files, sizes
-
-
-class _DataFile:
-    """An append-only file; buffers are gathered until writing them pays."""
-
-    def __init__(self, root: Path, name: str, sums: ValueChecksums) -> None:
-        self.name = name
-        self.nbytes = 0
-        self.sums = sums
-        self._descriptor = create_to_write(root / name)
-        self._gathered: list[memoryview] = []
-        self._gathered_bytes = 0
-        self._written = 0
-        self._on_its_way = 0
-
-    def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
-        offset = self.nbytes
-        head: memoryview | None = None
-        for view in self.sums.views(parts, ends_in_checksum=ends_in_checksum):
-            head = view if head is None else head
-            self._gathered.append(view)
-            self._gathered_bytes += view.nbytes
-            self.nbytes += view.nbytes
-            if self._gathered_bytes >= _GATHER_BYTES or len(self._gathered) >= _GATHER_BUFFERS:
-                self._flush()
-        if self._written > offset:
-            _write_head(self._descriptor, head, offset)
-        return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
-
-    def close(self) -> None:
-        self._flush()
-        os.fsync(self._descriptor)
-        self.abort()
-
-    def abort(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        self._written += self._gathered_bytes
-        self._gathered_bytes = 0
-        write_all(self._descriptor, gathered)
-        if self._written - self._on_its_way >= _WRITEBACK_BYTES:
-            start_writeback(self._descriptor, self._on_its_way, self._written - self._on_its_way)
-            self._on_its_way = self._written
 
 
 class FilesWriter(ValueWriter):
@@ -419,7 +365,7 @@ class FilesWriter(ValueWriter):
             for view in map(memoryview, parts):
                 head = view if head is None else head
                 write_all(file.fileno(), [view])
-            _write_head(file.fileno(), head, 0)
+            write_head(file.fileno(), head, 0)
             os.fsync(file.fileno())
 
     @override
@@ -431,23 +377,3 @@ class FilesWriter(ValueWriter):
     def abort(self) -> None:
         if self._uploads is not None:
             self._uploads.abort()
-
-
-def _write_head(descriptor: int, head: memoryview | None, offset: int) -> None:
-    """Write the first part of a value again if it may have changed since."""
-    if head is not None and isinstance(head.obj, bytearray):
-        write_at(descriptor, head, offset)
-
-
-def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    """Write buffers one after the other."""
-    pending = [view.cast("B") for view in buffers if view.nbytes]
-    while pending:
-        written = write(descriptor, pending)
-        done = 0
-        while done < len(pending) and written >= pending[done].nbytes:
-            written -= pending[done].nbytes
-            done += 1
-        del pending[:done]
-        if written:
-            pending[0] = pending[0][written:]

@@ -22,7 +22,7 @@ from orbit_ckpt._src.arrays import memory
 from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic, compare_values
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.values import Metadata
-from orbit_ckpt._src.pytree.compare import values as comparing
+from orbit_ckpt._src.pytree.compare import array_pairs as pairing
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.storage import store_path
 from orbit_ckpt._src.storage.batch_read import BatchReader
@@ -200,7 +200,7 @@ def test_chunks_may_be_cut_differently_and_the_budget_be_small(
 def test_too_many_decompressors_are_avoided_by_reading_chunks_again(
     grids: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "_MAX_DECODER_BYTES", 0)
+    monkeypatch.setattr(pairing, "_MAX_DECODER_BYTES", 0)
     monkeypatch.setattr(RegionStream, "next", None)
     value = np.tile(NOISE, (2, 1))  # what is smaller is not compressed
     save_grid(tmp_path / "a", value, grids[0], {})

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from typing import cast
 
@@ -21,43 +20,38 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.compare import (
     EXACT,
-    Arithmetic,
     Comparison,
     ValueChange,
     choose_arithmetic,
     compare_values,
 )
-from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, storable
-from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
+from orbit_ckpt._src.arrays.dtypes import HostArray, is_prng_dtype, storable
+from orbit_ckpt._src.arrays.slices import Region, whole
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.schema import LeafRecord
+from orbit_ckpt._src.pytree.compare.array_pairs import (
+    ArrayPair,
+    PairPart,
+    part_nbytes,
+    parts_of_pairs,
+    stored_arrays,
+)
 from orbit_ckpt._src.pytree.compare.distributed import DistributedComparison
 from orbit_ckpt._src.pytree.compare.report import naming_checkpoint
-from orbit_ckpt._src.pytree.compare.units import PairForm, PartToCompare
+from orbit_ckpt._src.pytree.compare.units import PartToCompare
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.read_count import current_read_count
-from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.located import for_other_process
-from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
-from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.tree.flatten import is_leaf_node
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.base import RestoreArgs, logical_dtype
-from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
-from orbit_ckpt._src.type_handlers.described import key_type_of
+from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.prng import key_data
-
-_PART_BYTES = 1 << 25
-"""Maximum bytes of an array that one thread reads or compares at once."""
 
 _SHARE_BYTES = 1 << 22
 """Smaller comparisons are not worth a thread of their own."""
-
-_MAX_DECODER_BYTES = 1 << 30
-"""Limit for all decoders. With more, chunks are small, and better read several times."""
 
 _OBJECTS = 256
 """Leaves of other kinds held at once."""
@@ -109,10 +103,10 @@ async def compare_leaves(
         CorruptionError: A chunk is missing or damaged, and nobody collects damage.
     """
     window_bytes = max(1, max_bytes // 2)  # the rest is for reading, besides its results
-    arrays: list[_ArrayPair] = []
+    arrays: list[ArrayPair] = []
     objects: list[RecordPair] = []
-    firsts = _stored_arrays(a, [pair.a for pair in pairs])
-    seconds = _stored_arrays(b, [pair.b for pair in pairs])
+    firsts = stored_arrays(a, [pair.a for pair in pairs])
+    seconds = stored_arrays(b, [pair.b for pair in pairs])
     count = current_read_count()
     if count is not None:
         count.add(lambda: a.batch.reader.bytes_read + b.batch.reader.bytes_read)
@@ -124,7 +118,7 @@ async def compare_leaves(
         if first is None or second is None:
             objects.append(pair)
         else:
-            arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes, requests.how))
+            arrays.append(ArrayPair.of(pair.a.names, first, second, window_bytes, requests.how))
     found = await _compare_objects(a, b, objects, requests)
     done, total = 0, sum(pair.nbytes for pair in arrays)
 
@@ -138,8 +132,8 @@ async def compare_leaves(
         known = found.get(names)
         found[names] = change if known is None else known.merge(change)
 
-    streamed = [_Part(pair, whole(pair.a.layout.shape)) for pair in arrays if pair.block is None]
-    parts = _parts((pair for pair in arrays if pair.block is not None), window_bytes)
+    streamed = [PairPart(pair, whole(pair.a.layout.shape)) for pair in arrays if pair.block is None]
+    parts = parts_of_pairs((pair for pair in arrays if pair.block is not None), window_bytes)
     if requests.executor is not None:
         every = [*parts, *streamed]
         results = await _compare_there(a, b, every, window_bytes // 2, requests, advance)
@@ -149,7 +143,7 @@ async def compare_leaves(
                     raise result
                 add(part.pair.names, result)
         return found
-    for window, nbytes in batched(parts, _nbytes, window_bytes):
+    for window, nbytes in batched(parts, part_nbytes, window_bytes):
         for part, change in await _compare_intact(a, b, window, requests.damage):
             add(part.pair.names, change)
         advance(nbytes)
@@ -163,7 +157,7 @@ async def compare_leaves(
 async def _compare_there(
     a: StoredLeaves,
     b: StoredLeaves,
-    parts: Sequence[_Part],
+    parts: Sequence[PairPart],
     stream_bytes: int,
     requests: Requests,
     advance: Callable[[int], object],
@@ -193,16 +187,16 @@ async def _compare_there(
 async def _compare_intact(
     a: StoredLeaves,
     b: StoredLeaves,
-    window: Sequence[_Part],
+    window: Sequence[PairPart],
     damage: dict[NamePath, CorruptionError] | None,
-) -> list[tuple[_Part, ValueChange]]:
+) -> list[tuple[PairPart, ValueChange]]:
     """Compare parts of both trees; leave out damaged ones if damage is collected."""
     try:
         return list(zip(window, await _compare_window(a, b, window), strict=True))
     except CorruptionError:
         if damage is None:
             raise
-    found: list[tuple[_Part, ValueChange]] = []
+    found: list[tuple[PairPart, ValueChange]] = []
     for part in window:
         with _collecting(damage, part.pair.names):
             found.append((part, (await _compare_window(a, b, [part]))[0]))
@@ -220,152 +214,8 @@ def _collecting(damage: dict[NamePath, CorruptionError] | None, names: NamePath)
         damage.setdefault(names, error)
 
 
-class _StoredArray(Struct, frozen=True):
-    """An array in one of the trees.
-
-    Attributes:
-        reader: Reads it.
-        read: Reads all of it.
-        dtype: Its logical dtype.
-        key_dimensions: Number of trailing dimensions of one key's data, 0 for other arrays.
-    """
-
-    reader: BatchReader
-    read: ArrayRead
-    dtype: DType
-    key_dimensions: int
-
-    @property
-    def layout(self) -> ZarrArray:
-        return self.read.layout
-
-    def part(self, region: Region) -> ArrayRead:
-        return ArrayRead(self.read.path, self.read.name, self.layout, (region,))
-
-
-def _stored_arrays(
-    stored: StoredLeaves, records: Sequence[LeafRecord]
-) -> dict[NamePath, _StoredArray]:
-    """Return the leaves that are arrays with readable parts, by names.
-
-    Only the handlers of other leaves know their contents.
-    """
-    batch = stored.batch
-    found: dict[NamePath, _StoredArray] = {}
-    for handler, group in stored.split(records, {})[1]:
-        arrays = plain_arrays(handler)
-        if arrays is None:
-            continue
-        infos = stored.infos(group)
-        for record, info, read in zip(group, infos, arrays.stored_arrays(infos), strict=True):
-            layout = read.layout
-            known = batch.arrays.get(record.name)
-            is_keys = known is not None and known.random_key_impl is not None
-            found[record.names] = _StoredArray(
-                batch.reader,
-                read,
-                logical_dtype(info, layout.dtype) if batch.details else layout.dtype,
-                key_type_of(info, layout.dtype)[1] if is_keys else 0,
-            )
-    return found
-
-
-class _ArrayPair(Struct, frozen=True):
-    """An array in both trees.
-
-    Attributes:
-        names: Its name.
-        a: The array in the first tree.
-        b: The array in the second.
-        form: How their elements are compared.
-        block: Shape of whose multiples parts are made, so that no chunk is read twice; None if the
-            array is streamed.
-    """
-
-    names: NamePath
-    a: _StoredArray
-    b: _StoredArray
-    form: PairForm
-    block: Shape | None
-
-    @classmethod
-    def of(
-        cls, names: NamePath, a: _StoredArray, b: _StoredArray, max_bytes: int, how: Comparison
-    ) -> _ArrayPair:
-        arithmetic = choose_arithmetic(a.dtype, b.dtype)
-        if a.key_dimensions:
-            arithmetic = Arithmetic.BITS
-        chosen = cast(Arithmetic, arithmetic)
-        form = PairForm((a.dtype, b.dtype), chosen, a.key_dimensions, how)
-        return cls(names, a, b, form, _choose_block(a, b, max_bytes))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.a.layout.shape) * self.itemsize
-
-    @property
-    def itemsize(self) -> int:
-        return self.a.layout.dtype.itemsize + self.b.layout.dtype.itemsize
-
-
-def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | None:
-    """Return the shape of whose multiples two arrays are cut, None to stream them."""
-    layouts = [(side.reader, side.layout) for side in (a, b)]
-    shape = a.layout.shape
-    fixed = len(shape) - a.key_dimensions  # a key is not cut
-    grids = zip(a.layout.chunk_shape, b.layout.chunk_shape, shape, strict=True)
-    common = tuple(
-        max(1, min(math.lcm(i, j), n)) if axis < fixed else max(1, n)
-        for axis, (i, j, n) in enumerate(grids)
-    )
-    itemsize = sum(layout.dtype.itemsize for _, layout in layouts)
-    if math.prod(common) * itemsize <= max_bytes:
-        return common
-    others = [layout for reader, layout in layouts if not reader.can_stream(layout)]
-    if others:
-        largest = max(others, key=lambda layout: layout.chunk_nbytes).chunk_shape
-        return (*largest[:fixed], *common[fixed:])
-    if sum(_decoder_bytes(layout) for _, layout in layouts) <= _MAX_DECODER_BYTES:
-        return None
-    return (*(1,) * fixed, *common[fixed:])
-
-
-def _decoder_bytes(layout: ZarrArray) -> int:
-    """Return the bytes of the chunks open at once while an array is streamed."""
-    if layout.compression is None:
-        return 0
-    grid = zip(layout.shape[1:], layout.chunk_shape[1:], strict=True)
-    return math.prod(-(-n // c) for n, c in grid) * min(layout.chunk_nbytes, DECODER_BYTES)
-
-
-class _Part(Struct, frozen=True, gc=False):
-    """A part of an array in both trees."""
-
-    pair: _ArrayPair
-    region: Region
-
-    def for_other_process(self, stream_bytes: int) -> PartToCompare:
-        """Return the part in a form that can be pickled; an array without blocks is streamed."""
-        pair = self.pair
-        reads = (for_other_process(pair.a.read), for_other_process(pair.b.read))
-        is_streamed = pair.block is None
-        return PartToCompare(reads, self.region, pair.form, stream_bytes if is_streamed else None)
-
-
-def _parts(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[_Part]:
-    """Yield parts of arrays that one thread reads or compares at once."""
-    for pair in pairs:
-        size = max(1, min(max_bytes, _PART_BYTES) // pair.itemsize)
-        for region in split_by_rows(whole(pair.a.layout.shape), cast(Shape, pair.block), size):
-            yield _Part(pair, region)
-
-
-def _nbytes(part: _Part) -> int:
-    return part.region.size * part.pair.itemsize
-
-
 async def _compare_window(
-    a: StoredLeaves, b: StoredLeaves, window: Sequence[_Part]
+    a: StoredLeaves, b: StoredLeaves, window: Sequence[PairPart]
 ) -> list[ValueChange]:
     """Read parts of both trees and compare them."""
     firsts, seconds = await run_all(
@@ -375,13 +225,13 @@ async def _compare_window(
         ]
     )
 
-    def compare(start: int, parts: Sequence[_Part]) -> list[ValueChange]:
+    def compare(start: int, parts: Sequence[PairPart]) -> list[ValueChange]:
         return [
             part.pair.form.compare(firsts[i], seconds[i], part.region)
             for i, part in enumerate(parts, start)
         ]
 
-    shares = [share for share, _ in batched(window, _nbytes, _SHARE_BYTES)]
+    shares = [share for share, _ in batched(window, part_nbytes, _SHARE_BYTES)]
     starts = np.cumsum([0, *map(len, shares)]).tolist()
     results = await run_all(
         asyncio.to_thread(compare, start, share)
@@ -396,7 +246,7 @@ async def _read(stored: StoredLeaves, reads: Sequence[ArrayRead]) -> list[HostAr
 
 
 async def _compare_streamed(
-    a: StoredLeaves, b: StoredLeaves, pair: _ArrayPair, max_bytes: int
+    a: StoredLeaves, b: StoredLeaves, pair: ArrayPair, max_bytes: int
 ) -> ValueChange:
     """Compare an array whose chunks do not fit the budget, or not together."""
     first = RegionStream(pair.a.reader, pair.a.read)
@@ -451,9 +301,7 @@ async def _compare_group(
 async def _read_objects(
     stored: StoredLeaves, records: Sequence[LeafRecord]
 ) -> dict[NamePath, object]:
-    args = {
-        names: RestoreArgs(restore_type=np.ndarray) for names in _stored_arrays(stored, records)
-    }
+    args = {names: RestoreArgs(restore_type=np.ndarray) for names in stored_arrays(stored, records)}
     with naming_checkpoint(stored.source.path):
         return await read_leaves(stored, records, args)
 
