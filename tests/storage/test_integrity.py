@@ -45,6 +45,22 @@ def test_every_file_but_the_marker_is_covered(covered: Path) -> None:
     assert files_of(covered) == {"a", "empty", "d/chunk"}
 
 
+def test_every_file_of_many_folders_is_covered(tmp_path: Path) -> None:
+    for number in range(130):
+        folder = tmp_path / f"process_{number}" / "d"
+        folder.mkdir(parents=True)
+        (folder / "data").write_bytes(b"%d" % number)
+        if number % 2:
+            write_manifest(folder.parent)
+    write_manifest(tmp_path)
+    assert files_of(tmp_path) == {
+        f"process_{number}/{MANIFEST if number % 2 else 'd/data'}" for number in range(130)
+    }
+    (tmp_path / "process_128" / "d" / "data").write_bytes(b"other")
+    with pytest.raises(CorruptionError, match="process_128"):
+        CheckedDirectory(tmp_path).verify("process_128/d/data")
+
+
 def test_a_file_name_need_not_be_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     (tmp_path / name).write_bytes(b"hello")

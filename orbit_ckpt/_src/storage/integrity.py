@@ -360,15 +360,22 @@ def _walk(root: Path, prefix: str) -> Iterator[str]:
     if isinstance(root, StorePath):
         yield from _walk_keys(root.keys_below())
         return
-    for entry in sorted(os.scandir(root / prefix), key=lambda e: e.name):
+    if prefix and (root / prefix / MANIFEST).exists():
+        yield f"{prefix}{MANIFEST}"
+        return
+
+    def walk_below(folder: str) -> list[str]:
+        return list(_walk(root, f"{prefix}{folder}/"))
+
+    entries = sorted(os.scandir(root / prefix), key=lambda e: e.name)
+    folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    below = iter(map_paths(walk_below, folders, root=root))
+    for entry in entries:
         path = f"{prefix}{entry.name}"
-        if not entry.is_dir(follow_symlinks=False):
-            if path not in _NOT_COVERED:
-                yield path
-        elif (root / path / MANIFEST).exists():
-            yield f"{path}/{MANIFEST}"
-        else:
-            yield from _walk(root, f"{path}/")
+        if entry.is_dir(follow_symlinks=False):
+            yield from next(below)
+        elif path not in _NOT_COVERED:
+            yield path
 
 
 def _walk_keys(keys: Sequence[str]) -> Iterator[str]:

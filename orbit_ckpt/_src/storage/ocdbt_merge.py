@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec.msgpack
@@ -20,7 +20,6 @@ import numpy as np
 from crc32c import crc32c
 from msgspec import Struct
 
-from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import (
     MERGED_RANGE,
@@ -47,13 +46,8 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
 )
 from orbit_ckpt._src.storage.ocdbt_expected import ExpectedKeys
 from orbit_ckpt._src.storage.ocdbt_part import PartRange, read_part
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.zarr import ZarrArray
-
-_THREADS = 16
-_AT_ONCE = 64
-"""Number of databases that a thread reads one after another: to start it takes longer than to read
-one."""
 
 
 class MergedRange(Struct, frozen=True):
@@ -177,31 +171,26 @@ class DatabaseMerge:
         joined, sizes = _joined(records)
         own = FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])
         values = b"".join(merged.checksums for merged in ranges) if has_checksums else b""
-        with Workers(_THREADS, "orbit_ckpt-merge") as pool:
-            for _ in pool.map(self._remove_indices, self._groups()):
-                pass
+        self._remove_indices()
         return Manifest(
             {**joined, OCDBT_MANIFEST: own},
             tuple(sorted(sizes)),
             database=DatabaseRecord(index_checksum([*tails, *above.tails]), values, sizes),
         )
 
-    def _groups(self) -> list[Sequence[str]]:
-        """Return the databases in groups, each for a thread."""
-        return [self._parts[i : i + _AT_ONCE] for i in range(0, len(self._parts), _AT_ONCE)]
-
-    def _remove_indices(self, parts: Sequence[str]) -> None:
-        for part in parts:
+    def _remove_indices(self) -> None:
+        def remove(part: str) -> None:
             (self._directory / part / PART_INDEX).unlink(missing_ok=True)
 
-    def _read(self, starts: Sequence[bytes], number: int) -> Iterator[PartRange]:
-        """Yield what the databases have in a range."""
+        map_paths(remove, self._parts, root=self._directory)
 
-        def read(parts: Sequence[str]) -> list[PartRange]:
-            return [read_part(self._directory, part, starts, number) for part in parts]
+    def _read(self, starts: Sequence[bytes], number: int) -> Sequence[PartRange]:
+        """Return what the databases have in a range."""
 
-        with Workers(_THREADS, "orbit_ckpt-merge") as pool:
-            yield from chain.from_iterable(pool.map(read, self._groups()))
+        def read(part: str) -> PartRange:
+            return read_part(self._directory, part, starts, number)
+
+        return map_paths(read, self._parts, root=self._directory)
 
     def _check(self, entries: Entries, start: bytes, stop: bytes | None) -> None:
         """Check that every key of the arrays exists once.

@@ -20,6 +20,7 @@ from orbit_ckpt._src.storage.digests import DIGEST_BYTES, UNKNOWN, Digests
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import DIGESTS
 from orbit_ckpt._src.storage.manifest import Manifest, damaged_file
+from orbit_ckpt._src.storage.store_path import map_paths
 
 _CHECKSUM_BYTES = 4
 
@@ -84,7 +85,8 @@ def join_digests(directory: Path, parts: Sequence[str]) -> Digests:
     Raises:
         StorageError: They used different bases, or some did not save incrementally.
     """
-    documents = {part: _read(directory / part) for part in parts}
+    read = map_paths(_read, [directory / part for part in parts], root=directory)
+    documents = dict(zip(parts, read, strict=True))
     users: dict[int | None, list[str]] = {}
     for part, document in documents.items():
         users.setdefault(document.base, []).append(part)
@@ -97,8 +99,8 @@ def join_digests(directory: Path, parts: Sequence[str]) -> Digests:
             )
             + ". Give all of them the same base, and replace none while it is in use."
         )
-    for part in parts:
-        (directory / part / DIGESTS).unlink()
+    files = [directory / part / DIGESTS for part in parts]
+    map_paths(lambda file: file.unlink(), files, root=directory)
     found = documents.values()
     keys = chain.from_iterable(document.keys for document in found)
     packed = b"".join(document.digests for document in found)
