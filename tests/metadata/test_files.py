@@ -39,7 +39,7 @@ names = st.text(st.sampled_from("ab/.~"), max_size=5)
 def test_strings_are_found_again_under_any_names(strings: dict[str, str]) -> None:
     with scratch() as path:
         path.mkdir()
-        files.write_strings(path, strings)
+        files.DocumentWriter(path).write_strings(strings)
         found = files.read_strings(CheckedDirectory(path))
         assert {name: files.find_string(found, name) for name in strings} == strings
 
@@ -84,9 +84,10 @@ def test_array_records_and_shardings_round_trip(tmp_path: Path) -> None:
         "": SingleDeviceShardingMetadata("cpu:0"),
         "a.b": SingleDeviceShardingMetadata("x"),
     }
-    files.write_arrays(tmp_path, 0, records)
+    writer = files.DocumentWriter(tmp_path)
+    writer.write_arrays(0, records)
     document = files.encode_shardings([*shardings, "none"], [*shardings.values(), None])
-    files.write_shardings(tmp_path, document)
+    writer.write_shardings(document)
     directory = CheckedDirectory(tmp_path)
     assert files.read_arrays(directory) == {record.name: record for record in records}
     assert files.read_shardings(directory)() == shardings

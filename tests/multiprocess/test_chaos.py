@@ -74,7 +74,10 @@ def test_a_run_of_two_resumes_after_one_was_killed(
     training = Training(chaos, tmp_path / "train.py")
 
     def check(result: Result) -> None:
-        assert [run.stdout for run in result.runs[-1]] == ["saved 1\n"] * 2
+        (printed,) = {run.stdout for run in result.runs[-1]}
+        # the next save makes up for a removal that did not begin
+        is_removing = result.point is not None and result.point.phase == "retention"
+        assert printed == "saved 1\n" or (is_removing and printed == "saved 0 1\n")
 
     assert chaos.every_point(training.run, check, most=3, process=process) == 3
 

@@ -26,7 +26,10 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
+from orbit_ckpt.stores import register_store
 from orbit_ckpt.testing.chaos.proxy import Proxy
+from orbit_ckpt.testing.fakes import MemoryClient
+from orbit_ckpt.type_handlers import NumpyHandler, create_type_handler_registry
 from tests.support import checkpointer, put
 
 
@@ -299,3 +302,32 @@ def test_each_byte_is_requested_once_whatever_the_sharding(
         np.testing.assert_array_equal(found, value)
         assert found.sharding == wanted.sharding
         assert stored <= proxy.nbytes - before < 1.05 * stored
+
+
+@pytest.mark.parametrize("kind", ["item", "type"])
+def test_what_a_handler_writes_with_its_own_client_is_checked(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    client = MemoryClient("bucket")
+    monkeypatch.setattr("orbit_ckpt._src.storage.bucket._registered", {})
+    register_store("own", lambda _: client)
+
+    class Arrays(NumpyHandler):
+        def finalize(self, directory: Path) -> None:
+            client.write(f"{at(str(directory)).key}/sums.txt", b"all of it")
+
+    class Tree(ocp.PyTreeHandler):
+        def finalize(self, directory: Any) -> None:
+            client.write(f"{at(str(directory)).key}/sums.txt", b"all of it")
+
+    if kind == "item":
+        handler = ocp.Checkpointer(Tree())
+    else:
+        registry = create_type_handler_registry((np.ndarray, Arrays()))
+        handler = checkpointer(type_handler_registry=registry)
+    handler.save("own://bucket/x", {"a": np.arange(3)})
+    report = ocp.verify("own://bucket/x")
+    assert report.is_intact
+    assert not report.unchecked
+    client.write("x/sums.txt", b"something else")
+    assert not ocp.verify("own://bucket/x").is_intact

@@ -261,16 +261,22 @@ class SaveSession:
         self._merge(self._agree(item_handlers))
         if self._is_primary:
             self.set_phase("finishing")
-            finalize()
-            if self._is_item:
-                write_manifest(self.directory)
-            else:
-                self._write_documents(item_handlers)
+            with viewing([self.directory], anew=True, beside=False):
+                self._complete(item_handlers, finalize)
             self._broadcast(Barrier.COMMITTING)
             self.set_phase("committing")
             with self._changes_around(item_handlers):
                 self._atomic.commit()
         self._broadcast(Barrier.COMMITTED, settled_by=Barrier.COMMITTING)
+
+    def _complete(
+        self, item_handlers: str | Mapping[str, str], finalize: Callable[[], None]
+    ) -> None:
+        """Write what only the primary process writes."""
+        if not self._is_item:
+            self._write_documents(item_handlers)
+        finalize()
+        write_manifest(self.directory)
 
     def _agree(self, item_handlers: str | Mapping[str, str]) -> dict[str, Assignment]:
         """Wait until all have written; return what the primary process decides on joint work."""
@@ -381,13 +387,11 @@ class SaveSession:
             custom_metadata=self._custom,
             other={"performance_metrics": self._durations()},
         )
-        with viewing([self.directory], anew=True, beside=False):
-            write_step(self.directory, document)
-            if self._details is not None:
-                write_step_details(self.directory, self._details)
-            if self._rules:
-                write_rules(self.directory, self._rules)
-            write_manifest(self.directory)
+        write_step(self.directory, document)
+        if self._details is not None:
+            write_step_details(self.directory, self._details)
+        if self._rules:
+            write_rules(self.directory, self._rules)
 
     def _durations(self) -> dict[str, float]:
         """Return how long the phases of the save took, in fields that Orbax knows."""

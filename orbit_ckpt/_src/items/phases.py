@@ -34,6 +34,7 @@ from orbit_ckpt._src.storage.durable import sync_files
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
+from orbit_ckpt._src.storage.store_view import list_anew
 
 SaveT = TypeVar("SaveT", bound=CheckpointArgs)
 
@@ -121,6 +122,7 @@ def _call_finalize(handler: CheckpointHandler, directory: Path) -> None:
     """Call a handler's own `finalize`; update the manifest for files that it changes."""
     before = directory_of(directory).fingerprints()
     handler.finalize(foreign_path(handler, directory))
+    list_anew()
     if before is None or before != directory_of(directory).fingerprints():
         renew_manifest(directory)
     sync_files(directory)  # it may not have synced them

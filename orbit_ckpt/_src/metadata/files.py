@@ -36,29 +36,70 @@ from orbit_ckpt._src.storage.layout import (
     TREE_DETAILS,
     TREE_METADATA,
 )
+from orbit_ckpt._src.storage.manifest import FileRecord
+from orbit_ckpt._src.storage.store_path import StorePath
 
 
-def write_tree(directory: Path, tree: bytes, details: TreeDetails) -> None:
-    """Write `_METADATA` and, unless empty, the library's own details next to it.
+class DocumentWriter:
+    """Writes the documents of a tree into a directory.
 
-    Args:
-        directory: Where to write.
-        tree: An encoded `TreeDocument`.
-        details: The details.
+    Attributes:
+        records: Records of the written files for the manifest, by name.
     """
-    if details:
-        write_file(directory / TREE_DETAILS, encode_json(details))
-    write_file(directory / TREE_METADATA, tree)
 
+    def __init__(self, directory: Path) -> None:
+        self.records: dict[str, FileRecord] = {}
+        self._directory = directory
 
-def write_arrays(directory: Path, process: int, records: Sequence[ArrayRecord]) -> bytes | None:
-    """Write the records of JAX arrays; return the document, None without one."""
-    if not records:
-        return None
-    document = encode_arrays(records)
-    (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
-    write_file(directory / arrays_file(process), document)
-    return document
+    def write_tree(self, tree: bytes, details: TreeDetails) -> None:
+        """Write `_METADATA` and, unless empty, the library's own details next to it.
+
+        Args:
+            tree: An encoded `TreeDocument`.
+            details: The details.
+        """
+        if details:
+            self._write(TREE_DETAILS, encode_json(details))
+        self._write(TREE_METADATA, tree)
+
+    def write_arrays(self, process: int, records: Sequence[ArrayRecord]) -> bytes | None:
+        """Write the records of JAX arrays; return the document, None without one."""
+        if not records:
+            return None
+        document = encode_arrays(records)
+        (self._directory / ARRAY_METADATAS).mkdir(exist_ok=True)
+        self._write(arrays_file(process), document)
+        return document
+
+    def write_shardings(self, document: bytes | None) -> None:
+        """Write the document of `encode_shardings`, if any."""
+        if document is not None:
+            self._write(SHARDINGS, document)
+
+    def write_strings(self, strings: Mapping[str, str], file: str = STRINGS) -> None:
+        """Write the string leaves of a tree by storage name, if any.
+
+        Orbax looks a name up as an unescaped JSON pointer, so that its reader takes a slash in a
+        name for a level of nesting. Such strings are written in both forms.
+        """
+        if not strings:
+            return
+        document: dict[str, object] = dict(strings)
+        for name, text in strings.items():
+            *parents, last = name.split("/")
+            node = document
+            for parent in parents:
+                below = node.setdefault(parent, {})
+                if not is_json_object(below):
+                    break  # a string has this name; only Orbax misses the nested form
+                node = below
+            else:
+                node.setdefault(last, text)
+        self._write(file, encode_user_json(document))
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_file(self._directory / name, data)
+        self.records[name] = FileRecord.of_contents(data)
 
 
 def encode_shardings(
@@ -81,37 +122,9 @@ def encode_shardings(
     return encode_json(document) if document else None
 
 
-def write_shardings(directory: Path, document: bytes | None) -> None:
-    """Write the document of `encode_shardings`, if any."""
-    if document is not None:
-        write_file(directory / SHARDINGS, document)
-
-
 def arrays_file(process: int) -> str:
     """Return the name of the file with one process's records of JAX arrays."""
     return f"{ARRAY_METADATAS}/process_{process}"
-
-
-def write_strings(directory: Path, strings: Mapping[str, str], file: str = STRINGS) -> None:
-    """Write the string leaves of a tree by storage name, if any.
-
-    Orbax looks a name up as an unescaped JSON pointer, so that its reader takes a slash in a name
-    for a level of nesting. Such strings are written in both forms.
-    """
-    if not strings:
-        return
-    document: dict[str, object] = dict(strings)
-    for name, text in strings.items():
-        *parents, last = name.split("/")
-        node = document
-        for parent in parents:
-            below = node.setdefault(parent, {})
-            if not is_json_object(below):
-                break  # a string has this name; only Orbax misses the nested form
-            node = below
-        else:
-            node.setdefault(last, text)
-    write_file(directory / file, encode_user_json(document))
 
 
 def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
@@ -259,8 +272,9 @@ def _object(value: object) -> Mapping[str, object]:
 
 
 def write_step(directory: Path, document: StepDocument) -> None:
-    """Write `_CHECKPOINT_METADATA`, replacing one written earlier in the same save."""
-    (directory / STEP_METADATA).unlink(missing_ok=True)
+    """Write `_CHECKPOINT_METADATA`, replacing one that a handler may have written."""
+    if not isinstance(directory, StorePath):
+        (directory / STEP_METADATA).unlink(missing_ok=True)
     write_file(directory / STEP_METADATA, document.encode())
 
 

@@ -84,6 +84,10 @@ class Bucket(Protocol):
         """Return a value that changes with every write of an object, None if it does not exist."""
         ...
 
+    def exists(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        return self.generation(key) is not None
+
     def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
         """Fill a buffer with bytes of an object; return their number.
 

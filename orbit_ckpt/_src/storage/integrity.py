@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -76,7 +76,11 @@ def write_manifest(directory: Path, *, known: Manifest | None = None, below: str
         below: Prefix of the paths to record.
     """
     with viewing([directory], beside=False):
-        _record_others(directory, read_manifest(directory) or known or Manifest(), below)
+        recorded = read_manifest(directory)
+        earlier = recorded or known or Manifest()
+        others = _records_of_others(directory, earlier, below)
+        if others or recorded is None:
+            replace_manifest(directory, _extended(earlier, others))
 
 
 def renew_manifest(directory: Path) -> None:
@@ -96,16 +100,19 @@ def renew_manifest(directory: Path) -> None:
         with contextlib.suppress(CorruptionError):
             checked.verify(OCDBT_MANIFEST)
             known = structs.replace(checked.manifest, files={})
-    _record_others(directory, known, "")
+    replace_manifest(directory, _extended(known, _records_of_others(directory, known, "")))
 
 
-def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
-    files = dict(earlier.files)
+def _records_of_others(directory: Path, earlier: Manifest, below: str) -> dict[str, FileRecord]:
+    """Return the records of files that a manifest does not have."""
     found = [path for path in _unrecorded(directory, earlier) if path.startswith(below)]
     new = list(filter(is_inner_name, found))  # a store may have keys that are not valid paths
     records = map_paths(measure_file, [directory / path for path in new], root=directory)
-    files.update(zip(new, records, strict=True))
-    replace_manifest(directory, structs.replace(earlier, files=files))
+    return dict(zip(new, records, strict=True))
+
+
+def _extended(manifest: Manifest, files: Mapping[str, FileRecord]) -> Manifest:
+    return structs.replace(manifest, files={**manifest.files, **files})
 
 
 def replace_manifest(directory: Path, manifest: Manifest) -> None:
@@ -128,7 +135,7 @@ class CheckedDirectory:
         self.path = self.files.root
         data = self._contents(MANIFEST)
         self.manifest = None if data is None else Manifest.from_bytes(data, f"{path}/{MANIFEST}")
-        self._own_record = None if data is None else _record_of(data)
+        self._own_record = None if data is None else FileRecord.of_contents(data)
         self._verified: dict[str, Fingerprint] = {}
 
     def check_origin(self) -> None:
@@ -185,7 +192,7 @@ class CheckedDirectory:
         if record is not None:
             if data is None:
                 raise damaged_file(self.path / name, "it is missing")
-            _compare(self.path, name, _record_of(data), record)
+            _compare(self.path, name, FileRecord.of_contents(data), record)
         return data
 
     def inner(self, name: str) -> Path:
@@ -343,10 +350,6 @@ def open_checked(directory: Path | str) -> CheckedDirectory:
     checked = CheckedDirectory(directory)
     checked.check_origin()
     return checked
-
-
-def _record_of(data: bytes) -> FileRecord:
-    return FileRecord.of(len(data), crc32c(data), data[-4:])
 
 
 def _unrecorded(directory: Path, manifest: Manifest) -> list[str]:

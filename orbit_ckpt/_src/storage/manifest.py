@@ -59,6 +59,11 @@ class FileRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
         ends_in_it = checksum == OWN_CHECKSUM
         return cls(nbytes, int.from_bytes(tail, "little") if ends_in_it else checksum)
 
+    @classmethod
+    def of_contents(cls, data: bytes) -> FileRecord:
+        """Return the record of a file with some contents."""
+        return cls.of(len(data), crc32c(data), data[-_TAIL_BYTES:])
+
 
 class DatabaseRecord(Struct, frozen=True):
     """The expected contents of an OCDBT database.

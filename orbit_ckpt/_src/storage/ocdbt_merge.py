@@ -169,7 +169,7 @@ class DatabaseMerge:
         )
         write_file(self._directory / OCDBT_MANIFEST, manifest)
         joined, sizes = _joined(records)
-        own = FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])
+        own = FileRecord.of_contents(manifest)
         values = b"".join(merged.checksums for merged in ranges) if has_checksums else b""
         self._remove_indices()
         return Manifest(
@@ -275,7 +275,7 @@ class _NodeFile:
         if has_checksums:
             return Manifest(database=DatabaseRecord(0, b"", {self._name: self._nbytes}))
         data = b"".join(self._nodes)
-        return Manifest({self._name: FileRecord.of(len(data), crc32c(data), data[-4:])})
+        return Manifest({self._name: FileRecord.of_contents(data)})
 
 
 def merge_databases(

@@ -171,7 +171,7 @@ class StorePath(PosixPath):
     @override
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the object exists."""
-        return self.generation() is not None
+        return bool(self.key) and self.bucket.exists(self.key)
 
     @override
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:

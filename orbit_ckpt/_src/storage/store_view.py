@@ -54,6 +54,7 @@ class StoreView:
 
     Attributes:
         root: The path.
+        is_for_reading: Whether it lists what is beside its root, and reads documents together.
     """
 
     def __init__(self, root: StorePath, *, beside: bool = True) -> None:
@@ -64,7 +65,7 @@ class StoreView:
             beside: Whether to list what is right beside it, too, and to read documents together.
         """
         self.root = root
-        self._is_for_reading = beside
+        self.is_for_reading = beside
         self._root = root.prefix
         self._bucket = root.own_bucket()
         self._pool = Workers(4, "orbit_ckpt-view")
@@ -75,6 +76,9 @@ class StoreView:
         self._listings = dict(zip((self._root, above), listings, strict=False))
         self._known: dict[str, bytes | None] = {}
         """Contents of documents; None if they do not exist."""
+
+        self._changes: dict[str, bool] = {}
+        """Whether objects exist that the operation has written or deleted."""
 
         self._versions: dict[str, bytes | None] = {}
         self._others: dict[tuple[str, str], Any] = {}
@@ -105,12 +109,7 @@ class StoreView:
             if data is None or len(data) <= _DOCUMENT_BYTES:
                 self._known[key] = data
             self._versions.pop(key, None)
-            for prefix in self._listings:
-                page = self._page(prefix) if key.startswith(prefix) else None
-                if page is not None and data is not None:
-                    page[key] = None
-                elif page is not None:
-                    page.pop(key, None)
+            self._changes[key] = data is not None
 
     def is_unchanged(self, path: StorePath) -> bool:
         """Return whether the commit markers of a path are still those that the view has seen."""
@@ -131,7 +130,7 @@ class StoreView:
         """Return the contents of an object, None if it does not exist."""
         if key in self._known:
             return self._known[key]
-        if self.lacks(key):
+        if self.exists(key) is False:
             return None
         if key.rpartition("/")[2] not in _DOCUMENTS:
             self._recheck.clear()
@@ -143,12 +142,12 @@ class StoreView:
 
     def _read_documents(self, key: str) -> None:
         """Read a document, and all others that a reader of it needs."""
-        near = self._relatives(key) if self._is_for_reading else ()
+        near = self._relatives(key) if self.is_for_reading else ()
         keys = [key, *(other for other in near if other != key)]
         self._recheck.clear()
         found = map_requests(self._bucket.read, keys)
         self._known.update(zip(keys, found, strict=True))
-        if self._is_for_reading:  # while data files are read
+        if self.is_for_reading:  # while data files are read
             folders = {other.rpartition("/")[0] for other in keys}
             inner = {f"{folder}/{COMMIT_MARKER}" for folder in folders} & self._versions.keys()
             for marker in {*self._seen_markers(self.root), *inner}:
@@ -157,25 +156,29 @@ class StoreView:
     def version(self, key: str) -> bytes | None:
         """Return what `Bucket.generation` does."""
         if key not in self._versions:
-            exists = self._exists(key)
-            is_known = exists is False or bool(exists)
-            self._versions[key] = exists or None if is_known else self._bucket.generation(key)
+            listed = self._listed(key)
+            is_known = listed is False or bool(listed)
+            self._versions[key] = listed or None if is_known else self._bucket.generation(key)
         return self._versions[key]
 
     def document(self, key: str) -> bytes | None:
         """Return the contents of a document that has been read or written, else None."""
         return self._known.get(key)
 
-    def lacks(self, key: str) -> bool:
-        """Return whether a listing shows that there is no such object."""
-        return self._exists(key) is False
+    def exists(self, key: str) -> bool | None:
+        """Return whether there is such an object, None if no listing shows it."""
+        found = self._listed(key)
+        return None if found is None else found is not False
 
     def listing(self, prefix: str) -> list[str] | None:
         """Return the keys below a prefix; None if the view does not know them."""
         found = self._page(self._root)
         if found is None or not prefix.startswith(self._root):
             return None
-        return sorted(key[len(prefix) :] for key in found if key.startswith(prefix))
+        changes = self._changes.copy()
+        keys = {key for key in found if changes.get(key, True)}
+        keys.update(key for key, exists in changes.items() if exists)
+        return sorted(key[len(prefix) :] for key in keys if key.startswith(prefix))
 
     def once(self, what: str, prefix: str, request: Callable[[], Any]) -> Any:
         """Return the result of a request that is sent once."""
@@ -188,11 +191,14 @@ class StoreView:
         """Whether it answers nothing any more."""
         return self._is_stale
 
-    def _exists(self, key: str) -> bytes | Literal[False] | None:
+    def _listed(self, key: str) -> bytes | Literal[False] | None:
         """Return the version of an object, b"" if unknown, False if it does not exist.
 
         None if no listing says whether it exists.
         """
+        changed = self._changes.get(key)
+        if changed is not None:
+            return b"" if changed else False
         for prefix in self._listings:
             rest = key.removeprefix(prefix)
             is_beside = prefix != self._root
@@ -263,8 +269,13 @@ class _ViewedBucket(Bucket):
         return self._view.version(key)
 
     @override
+    def exists(self, key: str) -> bool:
+        found = self._view.exists(key)
+        return super().exists(key) if found is None else found
+
+    @override
     def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        if self._view.lacks(key):
+        if self._view.exists(key) is False:
             raise FileNotFoundError(2, "No such object", f"{self.url}/{key}")
         known = self._view.document(key)
         if known is not None:
@@ -284,7 +295,11 @@ class _ViewedBucket(Bucket):
 
     @override
     def end_write(self, key: str, pending: Any, *, deadline_s: float | None = None) -> None:
-        self._bucket.end_write(key, pending, deadline_s=deadline_s)
+        try:
+            self._bucket.end_write(key, pending, deadline_s=deadline_s)
+        except BaseException:
+            self._view.invalidate()  # it may have arrived or not
+            raise
 
     @override
     def begin_parts(self, key: str) -> Parts:
@@ -293,7 +308,7 @@ class _ViewedBucket(Bucket):
 
     @override
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        if self._view.lacks(key):
+        if self._view.exists(key) is False:
             return
         self._view.changed(key, None)
         self._bucket.delete(key, deadline_s=deadline_s)
@@ -333,7 +348,7 @@ class _Views:
     """The views of an operation; called with a path and its bucket, returns the bucket as seen."""
 
     def __init__(self, views: Sequence[StoreView], outer: object) -> None:
-        self._views = views
+        self._views = list(views)
         self._outer = outer if isinstance(outer, _Views) else None
 
     def __call__(self, path: StorePath, bucket: Bucket) -> Bucket:
@@ -342,6 +357,12 @@ class _Views:
             if view.covers(path) or len(found) == 1:
                 return view.bucket()
         return bucket if self._outer is None else self._outer(path, bucket)
+
+    def list_anew(self) -> None:
+        """Replace all views by new ones."""
+        self._views = [StoreView(view.root, beside=view.is_for_reading) for view in self._views]
+        if self._outer is not None:
+            self._outer.list_anew()
 
     def covering(self, path: StorePath) -> StoreView | None:
         """Return the view that a path lies in, None without one."""
@@ -379,6 +400,13 @@ def viewing(
         yield views
     finally:
         current_view.reset(token)
+
+
+def list_anew() -> None:
+    """Forget what the open views have seen, because other code has written to the store."""
+    views = current_view.get()
+    if isinstance(views, _Views):
+        views.list_anew()
 
 
 def commit_markers(path: StorePath) -> list[StorePath]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from crc32c import crc32c
 from typing_extensions import Buffer, override
 
 from orbit_ckpt._src.storage.data_file import DataFile, write_all, write_head
@@ -306,7 +305,7 @@ class DatabaseWriter(ValueWriter):
 
     def _record(self, manifest: bytes, nodes: Sequence[bytes]) -> Manifest:
         files, sizes = self._file_records()
-        files[OCDBT_MANIFEST] = FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])
+        files[OCDBT_MANIFEST] = FileRecord.of_contents(manifest)
         places = [(k, v.checksum) for k, v in self._values.items() if isinstance(v, Extent)]
         checksums = [checksum for _, checksum in sorted(places)]
         is_known = not self._whole_files and None not in checksums

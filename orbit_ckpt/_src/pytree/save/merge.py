@@ -7,7 +7,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 import msgspec.msgpack
-from crc32c import crc32c
 from msgspec import Struct
 from typing_extensions import override
 
@@ -81,7 +80,7 @@ class TreeMerge(JointWork):
     def note_records(self, document: bytes | None) -> None:
         """Note the document with the records of this process's arrays, None if there is none."""
         data = document or b""
-        record = FileRecord.of(len(data), crc32c(data), data[-4:]) if data else None
+        record = FileRecord.of_contents(data) if data else None
         self._report = _Report(blake2b(data, digest_size=16).digest(), record)
 
     @override

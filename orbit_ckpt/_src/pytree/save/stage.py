@@ -15,8 +15,8 @@ from msgspec import structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.arrays.unchanged import refer_to, unchanged
-from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
+from orbit_ckpt._src.metadata.files import DocumentWriter
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.pytree.save.agreement import read_records
 from orbit_ckpt._src.pytree.save.documents import TreeDocuments, encode_documents
@@ -38,6 +38,7 @@ from orbit_ckpt._src.storage.ocdbt import check_files
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.staging import copy_to_host_within
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_view import list_anew
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import (
@@ -95,7 +96,7 @@ async def stage_tree(
         save.note_known(saved)
 
     def finalize() -> None:
-        _finalize(handlers, directory, save.join())
+        save.finalize(handlers)
 
     return Commit(write, finalize, save.progress)
 
@@ -174,6 +175,7 @@ class _TreeSave:
         self._arrays: list[tuple[str, ZarrArray]] = []
         self._futures: list[Future] = []
         self._documents: TreeDocuments | None = None
+        self._document_writer = DocumentWriter(directory)
         self._merge = TreeMerge(directory, options)
         if not options.process.is_alone:
             offer_work(directory, self._merge)
@@ -298,10 +300,14 @@ class _TreeSave:
                 where = self._directory / part
                 await asyncio.to_thread(partial(where.mkdir, exist_ok=has_links))
         commits = [writer.commit() for writer in writers.values()]
-        await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
+        await run_all([*commits, self._end_serialization()])
         if self._options.has_parts:
             records = self._batch.arrays
             await asyncio.to_thread(self._merge.write_parts, writers, self._arrays, records)
+
+    async def _end_serialization(self) -> None:
+        """Wait for what handlers write themselves; write the documents, beside the arrays."""
+        await asyncio.to_thread(_wait, self._futures)
         await asyncio.to_thread(self._write_documents)
 
     def join(self) -> Manifest | None:
@@ -327,23 +333,34 @@ class _TreeSave:
         return None
 
     def _write_documents(self) -> None:
-        process, directory, documents = self._options.process, self._directory, self._documents
-        self._merge.note_records(files.write_arrays(directory, process.index, self._batch.arrays))
+        process, documents = self._options.process, self._documents
+        writer = self._document_writer
+        self._merge.note_records(writer.write_arrays(process.index, self._batch.arrays))
         if documents is None:
             return
-        files.write_shardings(directory, documents.shardings)
+        writer.write_shardings(documents.shardings)
         for name, strings in self._batch.strings.items():
-            files.write_strings(directory, strings, name)
-        files.write_tree(directory, documents.tree, documents.details)
+            writer.write_strings(strings, name)
+        writer.write_tree(documents.tree, documents.details)
+
+    def finalize(self, handlers: Sequence[object]) -> None:
+        """Join the parts of all processes, let handlers finish, then record checksums."""
+        known = self.join() or Manifest()
+        for handler in handlers:
+            finalize = getattr(handler, "finalize", None)
+            if finalize is not None:
+                finalize(self._directory)
+        if any(map(_finalizes, handlers)):
+            list_anew()  # and the documents may have changed
+        else:
+            known = structs.replace(known, files={**known.files, **self._document_writer.records})
+        write_manifest(self._directory, known=known)
 
 
-def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | None) -> None:
-    """Let handlers finish, then record checksums."""
-    for handler in handlers:
-        finalize = getattr(handler, "finalize", None)
-        if finalize is not None:
-            finalize(directory)
-    write_manifest(directory, known=database)
+def _finalizes(handler: object) -> bool:
+    """Return whether a handler does something to finish."""
+    method = getattr(handler, "finalize", None)
+    return method is not None and getattr(method, "__func__", None) != TypeHandler.finalize
 
 
 def _info_maker(
