@@ -47,6 +47,7 @@ class Cost(NamedTuple):
         share_s: The longest merge of one range, by one process.
         alone_s: The merge of all ranges.
         finish_s: What the primary process adds if others merge the ranges.
+        record_s: Its search for files that the manifest does not have yet, and the manifest.
         tree_bytes: Size of the B+tree.
     """
 
@@ -56,6 +57,7 @@ class Cost(NamedTuple):
     share_s: float
     alone_s: float
     finish_s: float
+    record_s: float
     tree_bytes: int
 
 
@@ -90,10 +92,23 @@ def measure(plan: Plan, directory: Path, *, expected: Plan | None = None) -> Cos
     starts = merge.ranges(len(parts))
     numbers = range(len(starts) + 1)
     shares = [_time(lambda n=n: merge.write_range(merge.merge(starts, n), n)) for n in numbers]
-    finish_s = _time(lambda: merge.finish([merge.read_range(number) for number in numbers]))
+    finished: list[Manifest] = []
+
+    def finish() -> None:
+        finished.append(merge.finish([merge.read_range(number) for number in numbers]))
+
+    finish_s = _time(finish)
+    record_s = _time(lambda: write_manifest(directory, known=finished[0]))
     tree = sum(file.stat().st_size for file in (directory / "d").iterdir())
     return Cost(
-        len(parts), plan.keys, len(numbers), max(shares), sum(shares) + finish_s, finish_s, tree
+        len(parts),
+        plan.keys,
+        len(numbers),
+        max(shares),
+        sum(shares) + finish_s,
+        finish_s,
+        record_s,
+        tree,
     )
 
 
@@ -177,7 +192,7 @@ def _print_plan(plan: Plan) -> None:
 def _print_costs(options: argparse.Namespace) -> None:
     """Measure and print merges, and how they grow with the number of processes."""
     print("\nmerge, in processor seconds:")
-    print("  processes  keys         ranges  one range  primary   all, alone  B+tree")
+    print("  processes  keys         ranges  one range  primary   manifest  all, alone  B+tree")
     first: Cost | None = None
     devices = options.replica * options.fsdp * options.tensor
     axes = (("replica", options.replica), ("fsdp", options.fsdp), ("tensor", options.tensor))
@@ -188,8 +203,8 @@ def _print_costs(options: argparse.Namespace) -> None:
         first = first or cost
         print(
             f"  {cost.processes:<10,} {cost.keys:<12,} {cost.ranges:<7} {cost.share_s:<10.2f} "
-            f"{cost.finish_s:<9.2f} {cost.alone_s:<11.2f} {_size(cost.tree_bytes)}"
-            f"   ({cost.processes // first.processes} x processes: one range x "
+            f"{cost.finish_s:<9.2f} {cost.record_s:<9.2f} {cost.alone_s:<11.2f} "
+            f"{_size(cost.tree_bytes)}   ({cost.processes // first.processes} x processes: one range x "
             f"{cost.share_s / first.share_s:.1f}, primary x {cost.finish_s / first.finish_s:.1f})"
         )
 
