@@ -204,7 +204,8 @@ def _print_costs(options: argparse.Namespace) -> None:
         print(
             f"  {cost.processes:<10,} {cost.keys:<12,} {cost.ranges:<7} {cost.share_s:<10.2f} "
             f"{cost.finish_s:<9.2f} {cost.record_s:<9.2f} {cost.alone_s:<11.2f} "
-            f"{_size(cost.tree_bytes)}   ({cost.processes // first.processes} x processes: one range x "
+            f"{_size(cost.tree_bytes)}   "
+            f"({cost.processes // first.processes} x processes: one range x "
             f"{cost.share_s / first.share_s:.1f}, primary x {cost.finish_s / first.finish_s:.1f})"
         )
 
