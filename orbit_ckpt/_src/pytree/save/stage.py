@@ -300,15 +300,15 @@ class _TreeSave:
                 where = self._directory / part
                 await asyncio.to_thread(partial(where.mkdir, exist_ok=has_links))
         commits = [writer.commit() for writer in writers.values()]
-        await run_all([*commits, self._end_serialization()])
+        await run_all([*commits, asyncio.to_thread(self._end_serialization)])
         if self._options.has_parts:
             records = self._batch.arrays
             await asyncio.to_thread(self._merge.write_parts, writers, self._arrays, records)
 
-    async def _end_serialization(self) -> None:
+    def _end_serialization(self) -> None:
         """Wait for what handlers write themselves; write the documents, beside the arrays."""
-        await asyncio.to_thread(_wait, self._futures)
-        await asyncio.to_thread(self._write_documents)
+        _wait(self._futures)
+        self._write_documents()
 
     def join(self) -> Manifest | None:
         """Check that all processes wrote parts of one tree, and merge them into one database.
