@@ -190,6 +190,20 @@ def shared_reads(directory: Path, report: dict[str, Any]) -> None:
             report["shared"][f"{layout}_{saved}"] = total[0]
 
 
+def managed_reads(directory: Path, report: dict[str, Any]) -> None:
+    """Restore a step, sharing the reads of small replicas or only of large ones."""
+    wanted = shardings("replicated", mesh_for("replicated"))
+    with ocp.CheckpointManager(directory / f"managed_{jax.process_count()}") as manager:
+        manager.save(0, make_tree("replicated"))
+        manager.wait_until_finished()
+        for least in (1 << 16, 1):
+            exchange._LEAST_BYTES = least  # pyright: ignore[reportPrivateUsage] - as above
+            with counted() as total:
+                tree = manager.restore(0, targets(wanted), share_reads=True)
+            check(tree, "replicated", wanted)
+            report["managed"][str(least)] = total[0]
+
+
 def failed_broadcast(directory: Path, report: dict[str, Any]) -> None:
     """Let the first process fail to read what it should send, then load again."""
     count = jax.process_count()
@@ -320,6 +334,7 @@ SCENARIOS = {
         save_and_load,
         broadcast_cases,
         shared_reads,
+        managed_reads,
         failed_broadcast,
         disagreements,
         replica_options,
@@ -336,7 +351,7 @@ def main(index: int, count: int, devices: int, port: int, scenario: str, directo
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
     assert len(jax.local_devices()) == devices
     report: dict[str, Any] = {"loaded": [], "read": {}, "disagreed": {}}
-    report |= {"broadcast": {}, "shared": {}}
+    report |= {"broadcast": {}, "shared": {}, "managed": {}}
     for step in SCENARIOS[scenario]:
         step(directory, report)
     if count > 1:

@@ -261,6 +261,18 @@ def test_shared_reads_read_every_byte_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", SEVERAL)
+def test_a_manager_shares_reads_of_large_parts(
+    directory: Path, reports: Reports, count: int
+) -> None:
+    stored = stored_bytes(directory / f"managed_{count}" / "0" / "default", "replicated")
+    others = 100  # the numpy array and the number, which all processes read
+    for least, total in ((1, stored), (1 << 16, count * stored)):
+        read = sum(reports[count, i]["managed"][str(least)] for i in range(count))
+        assert total <= read <= total + count * others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
 @pytest.mark.parametrize("use_ocdbt", [True, False])
 @pytest.mark.parametrize(
     ("case", "expected"),
