@@ -145,6 +145,12 @@ def test_a_killed_dask_worker_changes_nothing(tmp_path: Path) -> None:
 
         assert report_of(tmp_path / "c", executor=client.get_executor(), progress=kill_one) == alone
         assert killed
+        command, address = ["verify", str(tmp_path / "c")], cluster.scheduler_address
+        here, there = (
+            CliRunner().invoke(app, [*command, *options]) for options in ([], ["--dask", address])
+        )
+        assert (there.exit_code, there.output) == (here.exit_code, here.output)
+        assert "w3" in here.output
 
 
 def test_an_executor_is_checked_for(tmp_path: Path) -> None:
