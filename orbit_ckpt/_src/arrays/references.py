@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from crc32c import crc32c
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import byte_view
+from orbit_ckpt._src.crc32c import crc32c
 
 _TESTED = ((0, 10, 2), (0, 13))
 """Versions of JAX on which views keep values: from the first up to the second, exclusive."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 
-from crc32c import crc32c
-
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.runtime.jobs import UNIT_BYTES, run_units
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_sync

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from crc32c import crc32c
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.runtime.process import ForkSafeLock
 from orbit_ckpt._src.storage.path import PathLike, resolve_local, storage_errors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -126,7 +125,7 @@ def writes_metadata(store: object) -> bool:
 def _write(file_path: str | os.PathLike[str], data: bytes) -> None:
     path = resolve_path(file_path)
     if directory_of(path).has_rename:
-        scratch = path.with_name(partial_name(path.name, secrets.token_hex(4)))
+        scratch = path.with_name(partial_name(path.name, os.urandom(4).hex()))
         write_file(scratch, data)
         scratch.replace(path)
     else:

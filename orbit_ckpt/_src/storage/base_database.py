@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 import numpy as np
-from crc32c import crc32c
 
 from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, NOT_THE_WRITTEN, decode_chunk
 from orbit_ckpt._src.storage.digests import Digests, digest_of

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import zstandard
-from crc32c import crc32c
 from typing_extensions import Buffer
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.blosc import FrameError, FrameReader
 from orbit_ckpt._src.storage.blosc_write import FrameWriter
 from orbit_ckpt._src.storage.checksums import join_checksums

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.store_path import read_blocks

@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 import xxhash
-from crc32c import crc32c
 from msgspec import Struct
 from typing_extensions import Buffer
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.manifest import damaged_file
 

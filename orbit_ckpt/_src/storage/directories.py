@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crc32c import crc32c
 from typing_extensions import override
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from crc32c import crc32c
-
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CorruptionError, FormatError
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.value_read import read_value

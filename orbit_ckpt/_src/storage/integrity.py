@@ -14,9 +14,9 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from crc32c import crc32c
 from msgspec import structs
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
 from orbit_ckpt._src.storage.durable import replace_file, write_file
 from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_from, fingerprint_of

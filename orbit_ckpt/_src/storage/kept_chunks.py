@@ -6,9 +6,8 @@ import threading
 from array import array
 from collections import OrderedDict
 
-from crc32c import crc32c
-
 from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.crc32c import crc32c
 
 CHECKED_BLOCK_BYTES = 1 << 16
 """Size of the blocks whose checksums are kept of a large uncompressed chunk."""

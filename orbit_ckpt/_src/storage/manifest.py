@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta, Struct, field
 from typing_extensions import Buffer
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CorruptionError, FormatError, check_version
 from orbit_ckpt._src.storage.inner_path import check_name, is_inner_name
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
-import secrets
 from typing import cast
 
 from orbit_ckpt._src.errors import CheckpointExistsError, StorageError
@@ -51,7 +51,7 @@ class ObjectDirectory:
     def __init__(self, final: StorePath, *, overwrite: bool = False) -> None:
         self.final = self.path = final
         self._overwrite = overwrite
-        self._token = secrets.token_hex(16).encode()
+        self._token = os.urandom(16).hex().encode()
         self._is_open = False
         reset_in_child(self)
 

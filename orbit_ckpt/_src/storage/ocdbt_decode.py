@@ -7,9 +7,9 @@ from itertools import accumulate, compress, pairwise, repeat
 
 import numpy as np
 import zstandard
-from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.inner_path import check_name
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC

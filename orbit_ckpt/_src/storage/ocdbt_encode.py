@@ -15,10 +15,10 @@ from typing import cast
 
 import numpy as np
 import zstandard
-from crc32c import crc32c
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.layout import Extent, Value
 
 MAX_INLINE_BYTES = 1024

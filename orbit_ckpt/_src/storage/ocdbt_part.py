@@ -14,9 +14,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec.msgpack
-from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, PART_INDEX, Value

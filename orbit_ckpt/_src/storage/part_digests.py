@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import FormatError, StorageError
 from orbit_ckpt._src.storage.digests import DIGEST_BYTES, UNKNOWN, Digests
 from orbit_ckpt._src.storage.durable import write_file

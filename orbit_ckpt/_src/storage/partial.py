@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -104,7 +103,7 @@ def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
     """
     remove_partial(final, os.listdir(final.parent))
     while True:
-        temporary = final.with_name(partial_name(final.name, secrets.token_hex(4)))
+        temporary = final.with_name(partial_name(final.name, os.urandom(4).hex()))
         make(temporary)
         lock = try_lock(temporary)
         if lock is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from crc32c import crc32c
-
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.blosc import HEADER_BYTES, is_stored
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, NOT_THE_WRITTEN
 from orbit_ckpt._src.storage.kept_chunks import BlockSums

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from crc32c import crc32c
 from typing_extensions import override
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage import pace as pacing
 from orbit_ckpt._src.storage.bucket import FoundObject, PartsClient

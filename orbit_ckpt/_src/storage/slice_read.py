@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from crc32c import crc32c
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, copy_parts, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.box_read import SPAN_BYTES, read_box
 from orbit_ckpt._src.storage.chunk_read import ArrayRead, ChunkReader, damaged_chunk
 from orbit_ckpt._src.storage.kept_chunks import CHECKED_BLOCK_BYTES, BlockSums, KeptChunks

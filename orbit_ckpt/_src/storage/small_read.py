@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from crc32c import crc32c
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES, ArrayRead, ChunkReader, damaged_chunk
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, decode_chunk
 from orbit_ckpt._src.storage.layout import Extent, Value, join_key

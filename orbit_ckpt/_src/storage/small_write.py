@@ -12,12 +12,12 @@ from operator import itemgetter
 
 import jax
 import numpy as np
-from crc32c import crc32c
 from msgspec import Struct
 from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.memory import byte_view
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
 from orbit_ckpt._src.storage.incremental import IncrementalWrite, SmallChunk

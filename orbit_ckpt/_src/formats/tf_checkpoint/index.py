@@ -10,11 +10,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from crc32c import crc32c
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import read_start

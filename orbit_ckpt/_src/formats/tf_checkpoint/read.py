@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import numpy as np
-from crc32c import crc32c
 from msgspec.structs import replace
 from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, LinkedNode, stored_tree
