@@ -17,7 +17,8 @@ from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_verified
 from orbit_ckpt._src.cli.meshes import plan_for
 from orbit_ckpt._src.cli.output import echo, print_json
-from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.rule_files import read_rules
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError

@@ -11,7 +11,8 @@ from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
-from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader, read_rules
+from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader
+from orbit_ckpt._src.cli.rule_files import read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.base import writable_formats

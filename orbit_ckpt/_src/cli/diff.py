@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import click
@@ -43,7 +44,8 @@ def diff(  # noqa: PLR0913, PLR0917 - options of a command
     known = parse_reader(reader)
     first, second = (find_checkpoint(path, reader=known) for path in (a, b))
     damage: dict[NamePath, CorruptionError] = {}
-    with open_executor(workers, dask) as executor, progress_bar("Comparing") as progress:
+    bar = progress_bar("Comparing") if values or rtol or atol else nullcontext()
+    with open_executor(workers, dask) as executor, bar as progress:
         compare = partial(
             compare_checkpoints,
             registry=GLOBAL_TYPE_HANDLER_REGISTRY,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Generator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from typing import cast
 
 import click
@@ -28,19 +27,27 @@ def open_executor(workers: int | None, dask: str | None) -> Generator[Executor |
     if workers is not None and dask is not None:
         raise click.BadParameter("Give --workers or --dask, not both.")
     if workers is not None:
-        # not forked: the threads of JAX and TensorStore would be missing in the child
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            try:
-                yield pool
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with _process_pool(workers) as executor:
+            yield executor
     elif dask is not None:
         with _dask_executor(dask) as executor:
             yield executor
     else:
         yield None
+
+
+@contextlib.contextmanager
+def _process_pool(workers: int) -> Generator[Executor]:
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - imports multiprocessing
+    from multiprocessing import get_context  # noqa: PLC0415 - as above
+
+    # not forked: the threads of JAX and TensorStore would be missing in the child
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @contextlib.contextmanager

@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orbit_ckpt._src.cli.health import StepHealth, read_health
+from orbit_ckpt._src.cli.keeping import Keeping, kept_by
 from orbit_ckpt._src.cli.metrics import best_step, has_nan, is_lower_better, metric_names
 from orbit_ckpt._src.cli.output import echo, format_time, human_number, print_json, print_unfinished
-from orbit_ckpt._src.cli.runs import (
-    UNKNOWN_TIME,
-    Keeping,
-    ListedStep,
-    kept_by,
-    list_run,
-    unfinished_saves,
-)
+from orbit_ckpt._src.cli.runs import UNKNOWN_TIME, ListedStep, list_run, unfinished_saves
 from orbit_ckpt._src.cli.sharing import Share, shares_of
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orbit_ckpt._src.cli.keeping import Keeping
 from orbit_ckpt._src.cli.output import confirm, echo, print_json, stored_bytes
-from orbit_ckpt._src.cli.runs import (
-    AnyStepName,
-    Keeping,
-    ListedStep,
-    list_run,
-)
+from orbit_ckpt._src.cli.runs import AnyStepName, ListedStep, list_run
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.errors import CheckpointNotFoundError

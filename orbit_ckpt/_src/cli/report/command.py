@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import click
 
+from orbit_ckpt._src.cli.keeping import Keeping
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
 from orbit_ckpt._src.cli.report.page import check_output, write_page
-from orbit_ckpt._src.cli.runs import Keeping
 from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.text import human_bytes

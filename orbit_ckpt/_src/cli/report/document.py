@@ -13,6 +13,7 @@ from pathlib import Path
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.health import StepHealth, read_health
 from orbit_ckpt._src.cli.inspect import Leaf
+from orbit_ckpt._src.cli.keeping import Keeping
 from orbit_ckpt._src.cli.output import stored_bytes
 from orbit_ckpt._src.cli.report.measure import (
     MeasuredStep,
@@ -25,7 +26,7 @@ from orbit_ckpt._src.cli.report.packed import pack_histograms, pack_matrices, ro
 from orbit_ckpt._src.cli.report.shardings import device_maps
 from orbit_ckpt._src.cli.report.steps import describe_steps, disk_bytes, list_steps
 from orbit_ckpt._src.cli.report.timing import save_times
-from orbit_ckpt._src.cli.runs import Keeping, ListedStep
+from orbit_ckpt._src.cli.runs import ListedStep
 from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import PathLike, resolve_local

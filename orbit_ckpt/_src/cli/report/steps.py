@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from orbit_ckpt._src.cli.keeping import Keeping, kept_by
 from orbit_ckpt._src.cli.listing import step_fields
-from orbit_ckpt._src.cli.runs import Keeping, ListedStep, kept_by, list_run
+from orbit_ckpt._src.cli.runs import ListedStep, list_run
 from orbit_ckpt._src.cli.sharing import shares_of
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import locate
