@@ -32,8 +32,7 @@ from orbit_ckpt._src.arrays.slices import (
 )
 from orbit_ckpt._src.metadata.array_records import ArrayRecord, encode_arrays
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.layout import join_key
-from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt._src.storage.layout import DEFAULT_DATA_FILE_BYTES, join_key
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 
 Spec = tuple[str | tuple[str, ...] | None, ...]

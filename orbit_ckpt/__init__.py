@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.api import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
+    from orbit_ckpt._src.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.copy import convert, rechunk
     from orbit_ckpt._src.checkpointer.handle import SaveHandle
-    from orbit_ckpt._src.checkpointer.inspect import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
         AtomicityOptions,
@@ -263,7 +263,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
         "checkpointer.copy": "convert, rechunk",
-        "checkpointer.inspect": "CheckpointDiff, diff",
+        "checkpointer.compare": "CheckpointDiff, diff",
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, CompositeOptions, FileOptions, MultiprocessingOptions"
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Protocol
 
 from typing_extensions import override
@@ -284,4 +283,6 @@ def _cell(text: str, is_right: bool) -> str:
 
 
 def _html(text: str) -> str:
+    from html import escape  # noqa: PLC0415 - for notebooks only
+
     return escape(_one_line(text))

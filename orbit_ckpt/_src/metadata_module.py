@@ -30,6 +30,6 @@ class MetadataModule(ModuleType):
             CheckpointNotFoundError: There is no checkpoint; the message lists what exists.
             IncompleteCheckpointError: The save did not finish.
         """
-        from orbit_ckpt._src.checkpointer.inspect import metadata  # noqa: PLC0415 - imports TensorStore
+        from orbit_ckpt._src.checkpointer.inspect import metadata  # noqa: PLC0415 - imports NumPy
 
         return metadata(path, reader=reader)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import gc
 import threading
 
-from orbit_ckpt._src.runtime.loop import CollectorPause
 from orbit_ckpt._src.runtime.process import ForkSafeLock
+from orbit_ckpt._src.runtime.threads import CollectorPause
 from tests.forks import in_child
 
 

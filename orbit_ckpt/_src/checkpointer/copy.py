@@ -35,8 +35,14 @@ from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.save.expected import expect_meshes
-from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
-from orbit_ckpt._src.runtime.jobs import check_executor
+from orbit_ckpt._src.runtime.checks import (
+    as_flag,
+    check_callable,
+    check_executor,
+    check_int,
+    check_mapping,
+    show,
+)
 from orbit_ckpt._src.storage.amend import replacing_item
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of

@@ -27,7 +27,8 @@ from orbit_ckpt._src.progress import Progress as ReportProgress
 from orbit_ckpt._src.progress import reporting
 from orbit_ckpt._src.runtime.cancellation import Cancellation
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
-from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
+from orbit_ckpt._src.runtime.loop import run_in_background, run_sync
+from orbit_ckpt._src.runtime.threads import is_exiting
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.incremental import Base, ReuseCounter, saving_from

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -96,7 +97,7 @@ def check_reader(reader: object) -> None:
 
 def read_tree(
     path: Path,
-    read: Callable[[StoredTree], Coroutine[object, object, T]],
+    read: Callable[[Callable[[], StoredTree]], T],
     *,
     reader: Format | None = None,
     aggregate: str | None = None,
@@ -107,7 +108,8 @@ def read_tree(
 
     Args:
         path: Path of the tree.
-        read: Called again if the tree was replaced during the read.
+        read: Called with a function that opens the tree, and again if the tree was replaced during
+            the read.
         reader: The format to read as, None to detect it.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
         has_target: Whether a target provides the structure, which then may be unrecorded.
@@ -119,7 +121,7 @@ def read_tree(
     """
     losses: set[str | None] = set()
 
-    async def open_and_read(path: Path) -> T:
+    def open_tree_of(path: Path) -> StoredTree:
         if reader is None and aggregate and (path / aggregate).is_file():
             source = open_tree(path, aggregate=aggregate)
         else:
@@ -127,9 +129,12 @@ def read_tree(
                 path, allow_unstructured=has_target, reader=reader, as_whole=as_whole
             )
         losses.add(None if has_target else source.loss)
-        return await read(source)
+        return source
 
-    result = read_consistently([path], open_and_read)
+    def attempt(path: Path) -> T:
+        return read(partial(open_tree_of, path))
+
+    result = read_consistently([path], attempt)
     for loss in filter(None, losses):
         warn_caller(loss)
     return result

@@ -19,8 +19,8 @@ from orbit_ckpt._src.metadata.schema import (
     TreeDetails,
     TreeDocument,
 )
-from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
-from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
+from orbit_ckpt._src.storage.checksums import ArrayChecksum
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore
 from orbit_ckpt._src.storage.kvstore import ValueStore
@@ -30,6 +30,7 @@ from orbit_ckpt._src.type_handlers.base import LoadBatch
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.sharding import ShardingResolver
+    from orbit_ckpt._src.storage.batch_read import BatchReader
 
 
 NamesT = TypeVar("NamesT", bound=str | tuple[str, ...])
@@ -125,15 +126,24 @@ class StoredTree(Struct, frozen=True):
             FormatError: A document is not understood.
         """
         parts = self.open_parts()
-        reader = BatchReader(
-            parts.store,
-            zarr_format=3 if self.document.use_zarr3 else 2,
-            max_bytes=max_bytes,
-            fill_missing=not self.document.stores_fill_values,
-            sums=parts.sums,
-        )
+        zarr_format = 3 if self.document.use_zarr3 else 2
+        layouts = ArrayLayouts(parts.store, zarr_format=zarr_format)
+
+        def open_reader() -> BatchReader:
+            from orbit_ckpt._src.storage.batch_read import BatchReader  # noqa: PLC0415 - imports asyncio
+
+            return BatchReader(
+                parts.store,
+                zarr_format=zarr_format,
+                max_bytes=max_bytes,
+                fill_missing=not self.document.stores_fill_values,
+                sums=parts.sums,
+                layouts=layouts,
+            )
+
         return LoadBatch(
-            reader=reader,
+            layouts=layouts,
+            open_reader=open_reader,
             arrays=parts.arrays,
             decode_shardings=parts.decode_shardings,
             details=self.details.leaves,

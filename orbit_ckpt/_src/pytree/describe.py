@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import Metadata, MetadataTree, TreeMetadata
-from orbit_ckpt._src.storage.buckets import get_ts_context
+from orbit_ckpt._src.runtime.threads import run_in_thread
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
@@ -45,13 +46,19 @@ def describe_tree(
         CorruptionError: Stored data is missing or damaged.
     """
 
-    async def read(source: StoredTree) -> TreeMetadata:
+    def read(open_source: Callable[[], StoredTree]) -> TreeMetadata:
+        source = open_source()
         leaves = DescribedLeaves(source, source.load_batch(), registry)
-        found = await leaves.metadata(source.document.leaves)
+        found = leaves.metadata_now(source.document.leaves)
         tree = rebuild(source, found, rich_types=rich_types)
         return TreeMetadata(cast(MetadataTree, tree), source.document.custom_metadata)
 
-    return read_tree(path, read, reader=reader, aggregate=aggregate)
+    return read_tree(
+        path,
+        lambda open_source: run_in_thread(partial(read, open_source)),
+        reader=reader,
+        aggregate=aggregate,
+    )
 
 
 class DescribedLeaves:
@@ -68,6 +75,8 @@ class DescribedLeaves:
 
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
         """Return the places of leaves."""
+        from orbit_ckpt._src.storage.buckets import get_ts_context  # noqa: PLC0415 - imports TensorStore
+
         directory, document, batch = self._directory, self.source.document, self.batch
         context = get_ts_context()
         infos = [
@@ -99,8 +108,29 @@ class DescribedLeaves:
         Raises:
             UnsupportedLeafError: No handler is registered for some of the leaves.
         """
+        found, others = self._built_in(records)
+        return found | await self._of_others(others)
+
+    def metadata_now(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return what `metadata` does, synchronously; an event loop runs for plug-ins only.
+
+        Raises:
+            UnsupportedLeafError: No handler is registered for some of the leaves.
+        """
+        found, others = self._built_in(records)
+        if others:
+            from orbit_ckpt._src.runtime.loop import run_sync  # noqa: PLC0415 - imports asyncio
+
+            found |= run_sync(self._of_others(others))
+        return found
+
+    def _built_in(
+        self, records: Sequence[LeafRecord]
+    ) -> tuple[dict[NamePath, object], list[tuple[LeafDescriber, list[LeafRecord]]]]:
+        """Return metadata of leaves of built-in types, and the others by who describes them."""
         source = self.source
         found: dict[NamePath, object] = {}
+        others: list[tuple[LeafDescriber, list[LeafRecord]]] = []
         groups: dict[str, list[LeafRecord]] = {}
         for record in records:
             if record.name in source.inline:
@@ -112,10 +142,19 @@ class DescribedLeaves:
         for typestr, group in groups.items():
             describer = self._describer(typestr, group[0])
             if isinstance(describer, BuiltInDescriber):
-                infos = Infos(group, self.infos, self._directory)
+                infos = Infos(group, self.infos, source.path)
                 values = describer.describe(group, self.batch, infos)
+                found.update(zip([record.names for record in group], values, strict=True))
             else:
-                values = await describer.metadata(self.infos(group))
+                others.append((describer, group))
+        return found, others
+
+    async def _of_others(
+        self, groups: Sequence[tuple[LeafDescriber, list[LeafRecord]]]
+    ) -> dict[NamePath, object]:
+        found: dict[NamePath, object] = {}
+        for describer, group in groups:
+            values = await describer.metadata(self.infos(group))
             found.update(zip([record.names for record in group], values, strict=True))
         return found
 

@@ -32,6 +32,7 @@ from orbit_ckpt._src.pytree.save.options import StagingOptions, TreeSaveOptions
 from orbit_ckpt._src.pytree.save.stage import stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
+from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.runtime.process import Process, this_process
 from orbit_ckpt._src.runtime.read_count import current_read_count
 from orbit_ckpt._src.storage.incremental import current_base
@@ -306,7 +307,8 @@ class TreeIO:
         max_bytes = self.memory.read_concurrent_bytes
         count = current_read_count()
 
-        async def read(source: StoredTree) -> T:
+        async def read(open_source: Callable[[], StoredTree]) -> T:
+            source = open_source()
             with source.unchanged():
                 if source.read_whole is not None:
                     return cast(T, await asyncio.to_thread(source.read_whole))
@@ -315,13 +317,14 @@ class TreeIO:
                 )
                 resolved = await resolve_restore(source, batch, self.registry, options)
                 if count is not None:
-                    count.add(lambda: batch.reader.bytes_read)
+                    reader = batch.reader
+                    count.add(lambda: reader.bytes_read)
                     count.total += await _bytes_to_read(resolved) if count.wants_total else 0
                 return await run(resolved)
 
         return read_tree(
             path,
-            read,
+            lambda open_source: run_sync(read(open_source)),
             reader=options.reader,
             aggregate=self.aggregate,
             has_target=options.target is not None,

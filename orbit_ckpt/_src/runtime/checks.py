@@ -92,6 +92,22 @@ def check_methods(
         raise TypeError(f"{name} must be an object with {wanted}, found {show(value)}. {advice}")
 
 
+def check_executor(executor: object) -> None:
+    """Check that an argument is an executor, or None.
+
+    Raises:
+        TypeError: It is something else, such as a class.
+    """
+    if executor is not None:
+        check_methods(
+            "executor",
+            executor,
+            ("submit",),
+            "Give a concurrent.futures.Executor: ProcessPoolExecutor(8), or get_executor() of a "
+            "dask.distributed.Client.",
+        )
+
+
 def check_elements(name: str, value: object, methods: Collection[str], advice: str) -> None:
     """Check that an argument is a list of objects with some methods.
 

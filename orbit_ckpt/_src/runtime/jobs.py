@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Generic, TypeVar, cast
 
 from orbit_ckpt._src.errors import WorkerLostError
-from orbit_ckpt._src.runtime.checks import check_methods
 
 UNIT_BYTES = 1 << 25
 """Bytes of a unit: 10 ms of work or more, besides which the cost of sending it is small."""
@@ -39,22 +38,6 @@ class Kept(Generic[K]):
     """
 
     work: K
-
-
-def check_executor(executor: object) -> None:
-    """Check that an argument is an executor, or None.
-
-    Raises:
-        TypeError: It is something else, such as a class.
-    """
-    if executor is not None:
-        check_methods(
-            "executor",
-            executor,
-            ("submit",),
-            "Give a concurrent.futures.Executor: ProcessPoolExecutor(8), or get_executor() of a "
-            "dask.distributed.Client.",
-        )
 
 
 async def run_units(

@@ -1,28 +1,26 @@
-"""Run coroutines and blocking calls on threads of this library, the collector paused."""
+"""Run coroutines and blocking calls on threads of this library."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-import gc
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from concurrent.futures import Executor, Future, wait
-from typing import Any, Generic, TypeVar, cast
+from concurrent.futures import Executor, Future
+from typing import Generic, TypeVar, cast
 
 from typing_extensions import TypeVarTuple, override
 
-from orbit_ckpt._src.lazy_imports import loaded_jax
-from orbit_ckpt._src.runtime.process import reset_in_child
+from orbit_ckpt._src.runtime.threads import (
+    has_started,
+    is_exiting,
+    jax_settings,
+    run_in_thread,
+    thread_of,
+)
 from orbit_ckpt._src.runtime.workers import Workers
-
-PAUSE_VARIABLE = "ORBIT_CKPT_GC_PAUSE_MS"
-"""Environment variable with the longest pause in milliseconds; 0 disables pauses."""
-
-_DEFAULT_MS = 200
-
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -30,48 +28,6 @@ Ts = TypeVarTuple("Ts")
 _NOTED_ERRORS = 10
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Maximum threads for blocking work per loop."""
-
-
-class CollectorPause:
-    """A short pause of the cycle collector, unless it was off before.
-
-    Planning and rebuilding a tree create many objects, none of them garbage. Their number triggers
-    collections of all objects of the process, which in a process with JAX take longer than the work
-    itself. The pause applies to all threads, hence its limit.
-
-    A context manager for a thread that no signal interrupts; any thread may end the pause earlier.
-
-    Attributes:
-        limit_s: The longest pause, in seconds; the thread that waits for the work then ends it.
-    """
-
-    def __init__(self) -> None:
-        self.limit_s = _limit_s()
-        self._is_paused = False
-
-    def __enter__(self) -> None:
-        if self.limit_s and gc.isenabled():
-            self._is_paused = True
-            reset_in_child(self)
-            gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Re-enable the collector if this pause disabled it."""
-        if self._is_paused:
-            gc.enable()
-            self._is_paused = False
-
-    def after_fork_in_child(self) -> None:
-        """End the pause: the thread that would end it is not in the child."""
-        self.end()
-
-
-def _limit_s() -> float:
-    given = os.environ.get(PAUSE_VARIABLE, "")
-    return (int(given) if given.isdecimal() else _DEFAULT_MS) / 1000
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -83,21 +39,7 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     thread can be started, as at the exit of some Python versions, it runs on the caller's.
     """
     runner = _Runner(coroutine)
-    pause = CollectorPause()
-    outcome, thread = _thread_of(runner, pause, daemon=True)  # the caller waits
-    try:
-        if not _has_started(thread):
-            return runner.run_here()
-        if wait([outcome], pause.limit_s).not_done:
-            pause.end()
-        return outcome.result()
-    except BaseException:  # re-raised; mostly an interrupt
-        # not Thread.join: Python 3.11 considers a thread ended once a join is interrupted
-        if thread.ident is not None and not outcome.done():
-            pause.end()
-            runner.cancel()
-            wait([outcome])
-        raise
+    return run_in_thread(runner.run, here=runner.run_here, cancel=runner.cancel)
 
 
 def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
@@ -107,48 +49,12 @@ def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
     thread can be started, the coroutine runs before this returns, and its error is raised.
     """
     runner = _Runner(coroutine)
-    outcome, thread = _thread_of(runner, None, daemon=False)  # the interpreter waits for it
+    outcome, thread = thread_of(runner.run, None, daemon=False)  # the interpreter waits for it
     outcome.set_running_or_notify_cancel()  # a waiter that gives up does not cancel it
     # during exit a new thread would be cut off: the interpreter has already joined the others
-    if is_exiting() or not _has_started(thread):
+    if is_exiting() or not has_started(thread):
         outcome.set_result(runner.run_here())
     return outcome
-
-
-def is_exiting() -> bool:
-    """Return whether the main thread has ended; `atexit` functions and threads may still run."""
-    return not threading.main_thread().is_alive()
-
-
-def _has_started(thread: threading.Thread) -> bool:
-    """Start a thread; return False if none can be started."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _thread_of(
-    runner: _Runner[T], pause: CollectorPause | None, *, daemon: bool
-) -> tuple[Future[T], threading.Thread]:
-    """Return an unstarted thread, and the future of its result."""
-    outcome: Future[T] = Future()
-    settings = _jax_settings()
-    context = contextvars.copy_context()
-
-    def main() -> None:
-        try:
-            with pause or contextlib.nullcontext(), settings:
-                result = context.run(runner.run)
-        except BaseException as error:  # any error goes to the caller
-            outcome.set_exception(error)
-            if not daemon and is_exiting():
-                raise  # no waiter is left; `threading.excepthook` prints it
-        else:
-            outcome.set_result(result)
-
-    return outcome, threading.Thread(target=main, name="orbit_ckpt", daemon=daemon)
 
 
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
@@ -199,7 +105,7 @@ async def run_blocking(function: Callable[[], T]) -> T:
     A cancellation takes effect after the function returns: it cannot be stopped, and the caller
     that cancels may remove the files that it writes.
     """
-    settings, context = _jax_settings(), contextvars.copy_context()
+    settings, context = jax_settings(), contextvars.copy_context()
 
     def run() -> T:
         with settings:
@@ -289,19 +195,3 @@ def _running_loop_left() -> Generator[None]:
         asyncio._set_running_loop(loop)  # noqa: SLF001
         if task is not None:
             asyncio._enter_task(loop, task)  # noqa: SLF001
-
-
-def _jax_settings() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that applies the caller's JAX settings to another thread."""
-    jax = loaded_jax()
-    if jax is None:
-        return contextlib.nullcontext()
-    device: Any = jax.config.jax_default_device
-    x64: Any = jax.config.jax_enable_x64
-
-    @contextlib.contextmanager
-    def apply() -> Generator[None]:
-        with jax.default_device(device), jax.enable_x64(x64):
-            yield
-
-    return apply()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orbit_ckpt._src.errors import CorruptionError
-from orbit_ckpt._src.storage.chunk_read import ChunkReader
 from orbit_ckpt._src.storage.document_read import read_document
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.store_path import map_requests
+from orbit_ckpt._src.storage.value_find import ValueFinder
 from orbit_ckpt._src.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
@@ -17,22 +17,17 @@ from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 class ArrayLayouts:
     """Reads the metadata documents of arrays; each distinct one is parsed once."""
 
-    def __init__(
-        self, store: ValueStore, chunks: ChunkReader, *, zarr_format: int, asks_for_each: bool
-    ) -> None:
+    def __init__(self, store: ValueStore, *, zarr_format: int) -> None:
         """Make it.
 
         Args:
             store: The store of the values.
-            chunks: Finds values in it.
             zarr_format: Format of the documents, 2 or 3.
-            asks_for_each: Whether the store is asked for every document, by several threads.
         """
         self._store = store
-        self._chunks = chunks
+        self._values = ValueFinder(store)
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
-        self._asks_for_each = asks_for_each
         self._by_document: dict[bytes, ZarrArray] = {}
         self._by_name: dict[str, ZarrArray] = {}
 
@@ -46,14 +41,14 @@ class ArrayLayouts:
             CorruptionError: A metadata document is missing.
             FormatError: A metadata document is not understood.
         """
-        if self._asks_for_each:
+        if self._store.has_object_per_value:  # several threads ask at once
             return self._ask(list(leaves))
         leaves = list(leaves)
         by_name, known = self._by_name, self._by_document  # names recur where a target is checked
         new = [(path, name) for path, name in leaves if name not in by_name]
         if new:
             keys = [join_key(name, self._document_name) for _, name in new]
-            values = self._chunks.find_all([path for path, _ in new], keys)
+            values = self._values.find_all([path for path, _ in new], keys)
             for (path, name), value in zip(new, values, strict=True):
                 layout = known.get(value) if type(value) is bytes else None
                 by_name[name] = layout or self._parse(path, name, value)
@@ -69,7 +64,7 @@ class ArrayLayouts:
     def _ask(self, leaves: Sequence[tuple[KeyPath, str]]) -> list[ZarrArray]:
         def ask(leaf: tuple[KeyPath, str]) -> ZarrArray:
             path, name = leaf
-            return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
+            return self._parse(path, name, self._values.find(path, join_key(name, document_name)))
 
         document_name = self._document_name
         return map_requests(ask, leaves)
@@ -80,7 +75,7 @@ class ArrayLayouts:
             where = format_path(path)
             raise CorruptionError(
                 f"{where}: the array's metadata document {key!r} is missing. "
-                f"{self._chunks.other_names(name)}",
+                f"{self._values.other_names(name)}",
                 path=where,
                 chunk=key,
                 what="the array's metadata document is missing",

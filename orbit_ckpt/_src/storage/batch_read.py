@@ -8,6 +8,7 @@ Codecs other than zstd are left to `storage.tensorstore_read`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import (
     AsyncGenerator,
@@ -21,7 +22,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from copy import copy
 from itertools import repeat
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct, structs
 
@@ -31,8 +32,9 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
-from orbit_ckpt._src.storage.array_checksums import ArrayChecksum, ArrayChecksums
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksums
 from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
+from orbit_ckpt._src.storage.checksums import ArrayChecksum
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -49,10 +51,12 @@ from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.read_units import ReadUnits
 from orbit_ckpt._src.storage.slice_read import SliceReader
 from orbit_ckpt._src.storage.store_path import is_damage
-from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt._src.storage.value_read import ValueReader
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import KeyPath
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
 
 _BYTES_PER_CORE = 1 << 26
 _MOST_BYTES = 1 << 31
@@ -104,6 +108,7 @@ class BatchReader:
             omit such chunks. Otherwise it is an error.
         sums: Checksums of whole arrays by storage name, compared when an array is read whole, or
             all of its rows at once.
+        layouts: Tells how the arrays of the store are stored, None to find out.
 
     Attributes:
         store: The store.
@@ -119,18 +124,14 @@ class BatchReader:
         max_bytes: int | None = None,
         fill_missing: bool = False,
         sums: Mapping[str, ArrayChecksum] | None = None,
+        layouts: ArrayLayouts | None = None,
     ) -> None:
         self.sums = ArrayChecksums(sums or {})
         self.store = store
         self.zarr_format = zarr_format
         self._chunks = ChunkReader(store)
         self._threads = ReadThreads(store)
-        self._array_layouts = ArrayLayouts(
-            store,
-            self._chunks,
-            zarr_format=zarr_format,
-            asks_for_each=self._threads.asks_for_each,
-        )
+        self._array_layouts = layouts or ArrayLayouts(store, zarr_format=zarr_format)
         self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
         self._counts_all = max_bytes is not None
         self.fill_missing = fill_missing
@@ -138,8 +139,13 @@ class BatchReader:
         self._kept_bytes = KEPT_BYTES if max_bytes is None else max_bytes
         self._fetched = ByteCount()
         self._readings: set[ValueReader] = set()
-        self._decoder = TensorStoreReader(
-            store, self._chunks, self._fetched, fill_missing=fill_missing
+
+    @functools.cached_property
+    def _decoder(self) -> TensorStoreReader:
+        from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader  # noqa: PLC0415 - for few codecs
+
+        return TensorStoreReader(
+            self.store, self._chunks, self._fetched, fill_missing=self.fill_missing
         )
 
     @property

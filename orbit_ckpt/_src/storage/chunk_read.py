@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -12,7 +12,7 @@ from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, copy_parts, parts_by_c
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, split_by_rows, whole
-from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
+from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.box_read import PAGE_BYTES, SPAN_BYTES, box_bytes, read_box
 from orbit_ckpt._src.storage.codec import ChunkStream, decode_chunk, decode_stream
 from orbit_ckpt._src.storage.kept_chunks import BlockSums
@@ -20,6 +20,7 @@ from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.plain_stream import PlainStream, is_plain
 from orbit_ckpt._src.storage.store_path import is_store_url
+from orbit_ckpt._src.storage.value_find import ValueFinder
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
     MAX_OBJECT_AHEAD_BYTES,
@@ -82,11 +83,11 @@ class ByteCount:
             self.total += nbytes
 
 
-class ChunkReader:
+class ChunkReader(ValueFinder):
     """Reads chunks of one store that need no codec but zstd."""
 
     def __init__(self, store: ValueStore) -> None:
-        self._store = store
+        super().__init__(store)
         self._max_gap_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else PAGE_BYTES
         self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
 
@@ -338,31 +339,6 @@ class ChunkReader:
         if problem is not None:
             raise damaged_chunk(read, key, value, problem)
 
-    def find(self, path: KeyPath, key: str) -> Value | None:
-        """Return the value of a leaf's key or its place, None if the key does not exist.
-
-        Raises:
-            CorruptionError: A file that should hold it is missing or not what was written.
-        """
-        try:
-            return self._store.find(key)
-        except CorruptionError as error:
-            kind = UnsafePathError if isinstance(error, UnsafePathError) else CorruptionError
-            raise kind(
-                f"{format_path(path)}: {key!r}: {error}",
-                path=format_path(path),
-                chunk=key,
-                file=error.file,
-                what=error.what,
-            ) from error
-
-    def find_all(self, paths: Iterable[KeyPath], keys: Sequence[str]) -> list[Value | None]:
-        """Return what `find` returns for several leaves."""
-        try:
-            return self._store.find_all(keys)
-        except CorruptionError:  # does not name the leaf
-            return list(map(self.find, paths, keys))
-
     def missing(self, read: ArrayRead, key: str) -> CorruptionError:
         """Return the error for a missing chunk."""
         return CorruptionError(
@@ -370,15 +346,6 @@ class ChunkReader:
             path=read.where,
             chunk=key,
             what="it is missing",
-        )
-
-    def other_names(self, name: str) -> str:
-        """Describe the existing files of an array, for messages."""
-        found = self._store.keys_below(name)[:5]
-        return (
-            f"Of this array there is only {', '.join(found)}."
-            if found
-            else "Nothing of this array is there; was the checkpoint copied completely?"
         )
 
 

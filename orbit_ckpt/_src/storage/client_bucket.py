@@ -24,7 +24,7 @@ from orbit_ckpt._src.storage.bucket import (
     PartsClient,
 )
 from orbit_ckpt._src.storage.reachable import FirstAnswer
-from orbit_ckpt._src.storage.store_errors import explain_failure
+from orbit_ckpt._src.storage.store_errors import NotInTensorStoreError, explain_failure
 
 T = TypeVar("T")
 
@@ -42,10 +42,6 @@ _MAX_PARTS = 10_000
 _READ_BYTES = 1 << 23
 _READS = 8
 """Size of the ranges into which larger reads are cut, and the number in flight at once."""
-
-
-class NotInTensorStoreError(StorageError):
-    """TensorStore has no driver for a store."""
 
 
 class ClientBucket(Bucket):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from orbit_ckpt._src.errors import CheckpointError, StorageError
-from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
 from orbit_ckpt._src.storage.path import storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -18,9 +17,7 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 5
 
 
-def read_consistently(
-    paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
-) -> T:
+def read_consistently(paths: Sequence[Path], read: Callable[..., T]) -> T:
     """Read from directories; start over if another process replaces one during the read.
 
     A reader opens many files one after the other and could otherwise mix two checkpoints.
@@ -39,7 +36,7 @@ def read_consistently(
             before = [checkpoint_fingerprint(path) for path in paths]
             try:
                 with storage_errors(where, "reading", advice):
-                    result = run_sync(read(*paths))
+                    result = read(*paths)
             except CheckpointError:
                 if not _has_changed(paths, before, views):
                     raise

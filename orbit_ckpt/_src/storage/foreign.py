@@ -19,12 +19,12 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
-from orbit_ckpt._src.storage.client_bucket import NotInTensorStoreError
 from orbit_ckpt._src.storage.fingerprint import fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Extent, Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.store_errors import NotInTensorStoreError
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, parse_array, plain_array
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-import tensorstore as ts
 from typing_extensions import override
 
 from orbit_ckpt._src.storage import ocdbt
@@ -26,9 +25,6 @@ from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.store_path import StorePath
 
 _CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")
-
-open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
-"""`tensorstore.open`."""
 
 
 def renamed_documents(keys: Iterable[str]) -> Mapping[str, str]:

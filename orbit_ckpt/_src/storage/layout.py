@@ -27,6 +27,9 @@ RETENTION = "orbit_retention.json"
 DIGESTS = "orbit_digests"
 IN_PROGRESS = "orbit_save_in_progress"
 
+DEFAULT_DATA_FILE_BYTES = 2**31
+"""Size at which a new data file is begun."""
+
 PART_INDEX, MERGED_RANGE = "orbit_part_index", "orbit_merged_range_"
 """Files that exist only while databases of several processes are merged."""
 

@@ -11,14 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
-
-import tensorstore as ts
 
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
-from orbit_ckpt._src.storage.buckets import shared_context
-from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
+from orbit_ckpt._src.storage.inner_path import InnerFiles, read_inner
 from orbit_ckpt._src.storage.layout import (
     OCDBT_MANIFEST,
     Extent,
@@ -117,23 +113,11 @@ def read_index(
 def _root(directory: Path, data: bytes | None) -> Child | None:
     data = read_inner(directory, OCDBT_MANIFEST) if data is None else data
     manifest = decode_manifest(data, f"{directory}/")
-    return manifest.root if manifest.is_single else _numbered_root(directory)
+    if manifest.is_single:
+        return manifest.root
+    from orbit_ckpt._src.storage.ocdbt_numbered import numbered_root  # noqa: PLC0415 - imports TensorStore
 
-
-def _numbered_root(directory: Path) -> Child | None:
-    """Return the root if each version has a manifest of its own, which TensorStore finds."""
-    base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
-    manifest: Json = ts.ocdbt.dump(base, None).result()
-    versions: Sequence[Json] = manifest["versions"]
-    location: str | None = versions[-1]["root"].get("location") if versions else None
-    if location is None:
-        return None
-    # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded
-    _, above, path, offset, length = location.split(":")
-    above, path = unquote(above), unquote(path)
-    check_name(f"{above}{path}", str(directory))
-    root = f"{directory}/{above}"
-    return Child(Extent(root + path, int(offset), int(length)), root, b"")
+    return numbered_root(directory, store_spec(directory))
 
 
 class _Nodes:

@@ -9,7 +9,7 @@ these. The primary process writes the nodes above all leaves, and the manifest.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec.msgpack
 import numpy as np
-from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import (
     MERGED_RANGE,
@@ -164,9 +164,7 @@ class DatabaseMerge:
         above.write()
         records = [merged.record for merged in ranges]
         records.append(above.record(has_checksums=has_checksums))
-        manifest = encode_manifest(
-            root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
-        )
+        manifest = encode_manifest(root, uuid=os.urandom(16), commit_time_ns=time.time_ns())
         write_file(self._directory / OCDBT_MANIFEST, manifest)
         joined, sizes = _joined(records)
         own = FileRecord.of_contents(manifest)
@@ -250,7 +248,7 @@ class _NodeFile:
     def __init__(self, directory: Path) -> None:
         self.tails: list[bytes] = []
         self._directory = directory
-        self._name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+        self._name = f"{OCDBT_DATA}/{os.urandom(16).hex()}"
         self._nodes: list[bytes] = []
         self._nbytes = 0
 

@@ -11,6 +11,10 @@ class BeyondEndError(StorageError):
     """A range of bytes reaches beyond the end of an object."""
 
 
+class NotInTensorStoreError(StorageError):
+    """TensorStore has no driver for a store."""
+
+
 _ANNOTATIONS = re.compile(r" \[[\w-]+='.*", re.DOTALL)
 
 _REFUSED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,15 +26,17 @@ from orbit_ckpt._src.storage.chunk_read import (
     damaged_chunk,
     stored_size,
 )
-from orbit_ckpt._src.storage.client_bucket import NotInTensorStoreError
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
-from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
+from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
-from orbit_ckpt._src.storage.store_errors import store_failure
+from orbit_ckpt._src.storage.store_errors import NotInTensorStoreError, store_failure
 from orbit_ckpt._src.storage.store_path import map_requests
 from orbit_ckpt._src.storage.value_read import part_of, read_value
 from orbit_ckpt._src.storage.zarr import most_decoded
+
+open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
+"""`tensorstore.open`."""
 
 _LARGE_BYTES = 1 << 26
 

@@ -8,7 +8,6 @@ place of each value is written last. Nothing is copied on the way to the disk.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +19,16 @@ from typing import Protocol
 import numpy as np
 from typing_extensions import Buffer, override
 
+from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.data_file import DataFile, write_all, write_head
 from orbit_ckpt._src.storage.durable import write_file
-from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
+from orbit_ckpt._src.storage.layout import (
+    DEFAULT_DATA_FILE_BYTES,
+    OCDBT_DATA,
+    OCDBT_MANIFEST,
+    Extent,
+    Value,
+)
 from orbit_ckpt._src.storage.manifest import (
     DatabaseRecord,
     FileRecord,
@@ -42,7 +48,6 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
 )
 from orbit_ckpt._src.storage.store_path import StorePath
 
-DEFAULT_DATA_FILE_BYTES = 2**31
 _unpack = partial(int.from_bytes, byteorder="little")
 
 
@@ -218,9 +223,7 @@ class DatabaseWriter(ValueWriter):
             file.close()
         if self._uploads is not None:
             self._uploads.wait()
-        manifest = encode_manifest(
-            root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
-        )
+        manifest = encode_manifest(root, uuid=os.urandom(16), commit_time_ns=time.time_ns())
         write_file(self._root / OCDBT_MANIFEST, manifest)
         self.record = self._record(manifest, nodes)
 
@@ -268,7 +271,7 @@ class DatabaseWriter(ValueWriter):
                     return self._free.pop(i)
             if not self._files:
                 (self._root / OCDBT_DATA).mkdir(exist_ok=True)
-            name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+            name = f"{OCDBT_DATA}/{os.urandom(16).hex()}"
             file = DataFile(self._root, name, ValueChecksums(whole_file=self._whole_files))
             self._files.append(file)
             return file
@@ -285,7 +288,7 @@ class DatabaseWriter(ValueWriter):
         """Return an object not sent yet; any, because it may grow larger than others."""
         if self._free:
             return self._free.pop()
-        name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+        name = f"{OCDBT_DATA}/{os.urandom(16).hex()}"
         self._files.append(DataObject(uploads, name, ValueChecksums(whole_file=self._whole_files)))
         return self._files[-1]
 

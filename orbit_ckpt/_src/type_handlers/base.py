@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-import tensorstore as ts
 from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
@@ -27,18 +26,20 @@ from orbit_ckpt._src.metadata.files import read_strings
 from orbit_ckpt._src.metadata.schema import LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.runtime.checks import check_axes, check_int
-from orbit_ckpt._src.runtime.futures import Future
-from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
-from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
 from orbit_ckpt._src.storage.integrity import open_checked
-from orbit_ckpt._src.storage.layout import STRINGS
-from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt._src.storage.layout import DEFAULT_DATA_FILE_BYTES, STRINGS
 from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path, jax_path
 
 if TYPE_CHECKING:
+    import tensorstore as ts
+
     from orbit_ckpt._src.arrays.sharding import ShardingResolver
+    from orbit_ckpt._src.runtime.futures import Future
+    from orbit_ckpt._src.runtime.limiter import ByteLimiter
+    from orbit_ckpt._src.storage.batch_read import BatchReader
     from orbit_ckpt._src.storage.batch_write import BatchWriter
 
 
@@ -132,7 +133,8 @@ class LoadBatch(Struct, frozen=True, dict=True):
     """State that the handlers of one restore share.
 
     Attributes:
-        reader: Reads arrays.
+        layouts: Tells how arrays are stored.
+        open_reader: Returns what reads them.
         arrays: Records of JAX arrays by storage name, where they add to the rest.
         decode_shardings: Returns their recorded shardings.
         details: Leaf details that Orbax's documents lose.
@@ -141,7 +143,8 @@ class LoadBatch(Struct, frozen=True, dict=True):
         share_reads: Whether processes that need the same part of an array divide its reading.
     """
 
-    reader: BatchReader
+    layouts: ArrayLayouts
+    open_reader: Callable[[], BatchReader]
     arrays: Mapping[str, ArrayRecord]
     decode_shardings: Callable[[], Mapping[str, ShardingMetadata]]
     details: Mapping[str, LeafDetail]
@@ -160,6 +163,11 @@ class LoadBatch(Struct, frozen=True, dict=True):
         if file not in self._other_strings:
             self._other_strings[file] = read_strings(open_checked(directory), file)
         return self._other_strings[file]
+
+    @functools.cached_property
+    def reader(self) -> BatchReader:
+        """The reader of arrays, opened on first use."""
+        return self.open_reader()
 
     @functools.cached_property
     def resolver(self) -> ShardingResolver:

@@ -72,7 +72,7 @@ def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
     """Return the layouts of the arrays of one restore."""
     if not infos:
         return []
-    return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
+    return load_batch_of(infos[0]).layouts.find((info.location, info.name) for info in infos)
 
 
 def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:
@@ -100,7 +100,7 @@ def _describe_arrays(
         infos: The places of the leaves, made on demand.
     """
     arrays, shardings, details = batch.arrays, batch.shardings, batch.details
-    layouts = batch.reader.layouts((path, name) for path, name, _ in leaves)
+    layouts = batch.layouts.find((path, name) for path, name, _ in leaves)
     storages: dict[object, StorageMetadata] = {}
     found: list[MetadataT] = []
     for i, ((_, name, write_shape), layout) in enumerate(zip(leaves, layouts, strict=True)):

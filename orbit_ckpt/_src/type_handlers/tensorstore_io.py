@@ -17,7 +17,7 @@ from orbit_ckpt._src.arrays.slices import Index, Region, Shape, from_index, whol
 from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.buckets import get_ts_context
-from orbit_ckpt._src.storage.kvstore import open_array
+from orbit_ckpt._src.storage.tensorstore_read import open_array
 
 
 class Limiter(Protocol):

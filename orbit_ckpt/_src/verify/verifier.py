@@ -22,8 +22,7 @@ from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.registry import handler_class_in
 from orbit_ckpt._src.metadata.files import read_step
-from orbit_ckpt._src.runtime.checks import check_callable, check_int
-from orbit_ckpt._src.runtime.jobs import check_executor
+from orbit_ckpt._src.runtime.checks import check_callable, check_executor, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.consistent_read import read_consistently
@@ -359,10 +358,10 @@ def _verify_unchanged(
         CheckpointError: It cannot be read, or is replaced again and again.
     """
 
-    async def check(path: Path) -> Findings:
+    def check(path: Path) -> Findings:
         overall.checked.begin()
         verifier = Verifier(overall.within(path))
-        await verifier.check(foreign)
+        run_sync(verifier.check(foreign))
         return verifier.findings
 
     try:
@@ -377,7 +376,7 @@ def _verify_unchanged(
         ) from error
 
 
-async def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
+def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
     """Return the checkpoints at a path with their formats, and the number of unfinished saves.
 
     A format is None for our own and Orbax's.

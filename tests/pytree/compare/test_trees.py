@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer import inspect as entry
+from orbit_ckpt._src.checkpointer import compare as entry
 from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
@@ -375,12 +374,12 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
     attempts: list[int] = []
     original = entry.compare_checkpoints
 
-    async def replacing(*args: Any, **options: Any) -> ocp.CheckpointDiff:
-        found = await original(*args, **options)
+    def replacing(*args: Any, **options: Any) -> ocp.CheckpointDiff:
+        found = original(*args, **options)
         attempts.append(len(attempts))
         if len(attempts) < 3:
             directory = tmp_path / "ab"[len(attempts) % 2]
-            await asyncio.to_thread(ocp.save, directory, {"w": 3}, overwrite=True)
+            ocp.save(directory, {"w": 3}, overwrite=True)
         return found
 
     monkeypatch.setattr(entry, "compare_checkpoints", replacing)

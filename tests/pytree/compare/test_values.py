@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.pytree.compare import array_pairs as pairing
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage import store_path
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ChunkReader
@@ -31,7 +31,7 @@ from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.tree.keypath import KeyPath
-from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
 from tests.soak import SOAK
@@ -430,10 +430,8 @@ def test_leaves_of_other_handlers_are_compared_as_they_compare_themselves(tmp_pa
     for name, (x, y, z) in colors.items():
         tree = {"x": Brush(x), "y": Brush(y), "z": Brush(z), "n": 1}
         checkpointer(type_handler_registry=registry).save(tmp_path / name, tree)
-    found = asyncio.run(
-        compare_checkpoints(
-            tmp_path / "a", tmp_path / "b", registry, values=True, max_bytes=1 << 20
-        )
+    found = compare_checkpoints(
+        tmp_path / "a", tmp_path / "b", registry, values=True, max_bytes=1 << 20
     )
     assert [(change.path, change.what, change.detail) for change in found.changed] == [
         ("y", "values", "Brush(red) -> Brush(blue)"),

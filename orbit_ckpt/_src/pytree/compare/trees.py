@@ -35,7 +35,7 @@ from orbit_ckpt._src.pytree.compare.report import (
     naming_checkpoint,
 )
 from orbit_ckpt._src.pytree.describe import DescribedLeaves, rebuild
-from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.threads import run_in_thread
 from orbit_ckpt._src.transform.patterns import leaves_matching
 from orbit_ckpt._src.tree.build import is_namedtuple
 from orbit_ckpt._src.tree.diff import compare_names, match_renamed
@@ -49,7 +49,7 @@ _SEPARATORS = (".", "/")
 _NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
 
 
-async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the command
+def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the command
     a: Path,
     b: Path,
     registry: TypeHandlerRegistry,
@@ -84,7 +84,9 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
         CheckpointNotFoundError: One contains no tree.
         CorruptionError: Stored data is missing or damaged; a note names the checkpoint.
     """
-    first, second = await run_all([_open(a, registry, readers[0]), _open(b, registry, readers[1])])
+    first, second = run_in_thread(
+        lambda: (_open(a, registry, readers[0]), _open(b, registry, readers[1]))
+    )
     notes: list[LeafChange] = []
     if (separator := _separator_between(first, second)) is not None:
         second = _under_names_of(first, second, separator)
@@ -96,7 +98,7 @@ async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the c
     by_digest, tiny = ({}, []) if values or not digests else _by_digest(first, second, common)
     if values or tiny:
         asked = (how, progress, damage, executor)
-        found = await _compare_values(first, second, tiny or common, max_bytes, asked)
+        found = _compare_values(first, second, tiny or common, max_bytes, asked)
     changed = _changed_containers(first, second)
     for names in common:
         pair = first.leaves[names], second.leaves[names]
@@ -178,12 +180,12 @@ class _Side(Struct, frozen=True):
     containers: Mapping[NamePath, str]
 
 
-async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None) -> _Side:
+def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None) -> _Side:
     with naming_checkpoint(path):
         source = open_checkpoint(path, reader=reader)
         stored = DescribedLeaves(source, source.load_batch(), registry)
         records = source.document.leaves
-        metadata = await stored.metadata(records)
+        metadata = stored.metadata_now(records)
         leaves = {
             record.names: _describe(source, record, metadata[record.names]) for record in records
         }
@@ -303,16 +305,17 @@ def _by_digest(
     return compared, tiny
 
 
-async def _compare_values(
+def _compare_values(
     a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int, asked: tuple[Any, ...]
 ) -> dict[NamePath, ValueChange]:
-    # both import JAX, which comparing metadata does not need
+    # these import JAX, which comparing metadata does not need
     from orbit_ckpt._src.pytree.compare.values import (  # noqa: PLC0415
         RecordPair,
         Requests,
         compare_leaves,
     )
     from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415
+    from orbit_ckpt._src.runtime.loop import run_sync  # noqa: PLC0415
 
     pairs = [
         RecordPair(a.leaves[names].record, b.leaves[names].record)
@@ -323,7 +326,7 @@ async def _compare_values(
         StoredLeaves(side.stored.source, side.stored.batch, side.stored.registry) for side in (a, b)
     )
     requests = Requests(*asked)
-    return await compare_leaves(first, second, pairs, max_bytes=max_bytes, requests=requests)
+    return run_sync(compare_leaves(first, second, pairs, max_bytes=max_bytes, requests=requests))
 
 
 def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Iterator[LeafChange]:

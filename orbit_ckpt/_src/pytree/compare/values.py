@@ -109,7 +109,8 @@ async def compare_leaves(
     seconds = stored_arrays(b, [pair.b for pair in pairs])
     count = current_read_count()
     if count is not None:
-        count.add(lambda: a.batch.reader.bytes_read + b.batch.reader.bytes_read)
+        readers = a.batch.reader, b.batch.reader
+        count.add(lambda: sum(reader.bytes_read for reader in readers))
         if count.wants_total:
             stored = [*firsts.values(), *seconds.values()]
             count.total += sum(one.reader.cost(one.read).stored for one in stored)

@@ -127,7 +127,7 @@ class StoredLeaves(DescribedLeaves):
             and record.name not in batch.details
             and record.name not in batch.arrays
         ]
-        layouts = batch.reader.layouts((record.path, record.name) for record in arrays)
+        layouts = batch.layouts.find((record.path, record.name) for record in arrays)
         alike: set[NamePath] = set()
         for record, layout in zip(arrays, layouts, strict=True):
             leaf = wanted.get(record.names)
@@ -247,7 +247,7 @@ def lazy_leaves(
     """
     directory = OpenedDirectory.now(stored.source.path, stored.source.fingerprint_file)
     # lazy arrays are read on many threads, which cannot share a byte limit
-    batch = structs.replace(stored.batch, reader=stored.batch.reader.unlimited())
+    batch = structs.replace(stored.batch, open_reader=stored.batch.reader.unlimited)
     unlimited = DescribedLeaves(stored.source, batch, stored.registry)
     found: dict[NamePath, object] = {}
 
