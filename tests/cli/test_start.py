@@ -136,6 +136,21 @@ def test_commands_that_read_no_values_import_numpy_alone(
         assert loaded == ["numpy"], out
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+def test_no_threads_are_started_for_products_of_matrices(checkpoint: Path) -> None:
+    script = """
+import os, sys
+from orbit_ckpt.cli import main
+sys.argv[0] = "tree"
+sys.argv.insert(0, "orbit-ckpt")
+try:
+    main()
+finally:
+    print("numpy" in sys.modules, len(os.listdir("/proc/self/task")))
+"""
+    assert run_script(script, checkpoint).splitlines()[-1] == "True 1"
+
+
 def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
     modules = ["orbit_ckpt", *(f"orbit_ckpt.{p.stem}" for p in PUBLIC if p.stem != "__init__")]
     script = f"import sys, {', '.join(modules)}; print(*sys.modules)"

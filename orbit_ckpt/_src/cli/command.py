@@ -52,6 +52,8 @@ class LazyCommand(click.Command):
         return getattr(import_module(f"orbit_ckpt._src.cli.{module}"), function)
 
     def _run(self, **given: object) -> None:
+        # NumPy starts a thread per core for products of matrices, which no command computes
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         self.implementation()(**given)
 
     @override
