@@ -56,11 +56,15 @@ class Plugin(NamedTuple, Generic[T]):
         _logger.warning("%s cannot be used: %s: %s", self.title, type(error).__name__, error)
 
 
-def installed_plugins(group: str) -> EntryPoints:
-    """Return the entry points of a group; imports none."""
+def installed_plugins(group: str | None = None) -> EntryPoints:
+    """Return the entry points of a group, of all if it is None; imports none.
+
+    Every call looks through all installed packages.
+    """
     from importlib.metadata import entry_points  # noqa: PLC0415 - few commands look for plug-ins
 
-    return entry_points(group=group)
+    found = entry_points()
+    return found if group is None else found.select(group=group)
 
 
 class PluginRegistry(Generic[T]):

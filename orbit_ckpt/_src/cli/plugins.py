@@ -62,8 +62,9 @@ def plugins(as_json: bool) -> None:
 
 
 def _installed() -> Iterator[Plugin[object]]:
+    groups = installed_plugins().groups
     for group, module in _GROUPS.items():
-        if installed_plugins(group):
+        if group in groups:
             registry: PluginRegistry[object] = import_module(f"orbit_ckpt._src.{module}").PLUGINS
             yield from registry.all()
 
