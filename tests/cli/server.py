@@ -49,7 +49,9 @@ def open_files(request: dict[str, Any]) -> list[int]:
 
 
 def warm_up() -> None:
-    """Import all that commands need."""
+    """Import all that commands need, Rich for their progress included."""
+    for name in ("console", "progress", "table", "text"):
+        importlib.import_module(f"rich.{name}")
     for module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
         importlib.import_module(module.name)
     for command in ("plugins", "--help"):
