@@ -19,7 +19,6 @@ from typing import Protocol
 import numpy as np
 from typing_extensions import Buffer, override
 
-from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.storage.data_file import DataFile, write_all, write_head
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import (

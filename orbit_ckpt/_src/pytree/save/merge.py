@@ -10,7 +10,6 @@ import msgspec.msgpack
 from msgspec import Struct
 from typing_extensions import override
 
-from orbit_ckpt._src.crc32c import crc32c
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.files import arrays_file
 from orbit_ckpt._src.pytree.save.agreement import check_agreement
