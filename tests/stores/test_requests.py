@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from benchmarks.store_server import make_bucket
 from orbit_ckpt._src.storage import client_bucket, pace
 from orbit_ckpt._src.storage.pace import Pace
 from orbit_ckpt._src.storage.s3_client import S3Client
@@ -202,3 +204,28 @@ def test_a_request_without_an_answer_is_sent_again(
     assert {name: value.tolist() for name, value in loaded.items()} == {
         name: value.tolist() for name, value in TREE.items()
     }
+
+
+def test_the_next_bucket_reads_no_description_of_s3_again(
+    s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ocp.save(f"{s3}/1", {"n": 1})
+
+    def refuse(_: object, path: str, *__: object) -> None:
+        pytest.fail(f"{path} is read again")
+
+    monkeypatch.setattr("botocore.loaders.JSONFileLoader.load_file", refuse)
+    other = f"s3://{make_bucket(s3_server)}/1"
+    ocp.save(other, {"n": 2})
+    assert ocp.load(other) == {"n": 2}
+
+
+def test_descriptions_of_s3_are_found_where_aws_settings_say(
+    s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    description = tmp_path / "s3/2099-01-01/service-2.json"
+    description.parent.mkdir(parents=True)
+    description.write_text("{}")
+    monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
+    with pytest.raises(StorageError, match="MissingServiceIdError"):
+        ocp.save(f"{s3}/1", {"n": 1})

@@ -8,6 +8,7 @@ times that the store took before.
 from __future__ import annotations
 
 import base64
+import functools
 import importlib
 import threading
 import time
@@ -55,6 +56,8 @@ class S3Client(PartsClient):
         self._region = region
         self._pace = Pace()
         self._session = importlib.import_module("botocore.session").get_session()
+        models = _loader(self._session.get_config_variable("data_path"))
+        self._session.register_component("data_loader", models)
         self._config: Callable[..., Any] = importlib.import_module("botocore.config").Config
         self._errors: Any = importlib.import_module("botocore.exceptions")
         self._clients: dict[int, Any] = {}
@@ -304,6 +307,12 @@ class _RequestError(StorageError):
     """A request that failed for good; the text has nothing of the server's answer but its code."""
 
     code: str = ""
+
+
+@functools.cache
+def _loader(data_path: str | None) -> object:
+    """Return what loads botocore's descriptions of services, and keeps them for the next bucket."""
+    return importlib.import_module("botocore.loaders").create_loader(data_path)
 
 
 def _described(error: Exception, attempts: int) -> _RequestError:
