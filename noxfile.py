@@ -57,20 +57,37 @@ def types(session: nox.Session) -> None:
     session.run("basedpyright", "--pythonpath", f"{session.bin}/python", *session.posargs)
 
 
+def run_tests(session: nox.Session, *arguments: str) -> None:
+    """Run tests in several processes, in an environment with everything that they need."""
+    session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", *PARALLEL, *arguments, *session.posargs)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests; arguments go to pytest."""
-    session.install("-e", ".[examples]", *group("test"))
-    session.run("pytest", *PARALLEL, *session.posargs)
+    """Run the tests, of large matrices a few cells; arguments go to pytest."""
+    run_tests(session, "-m", "not matrix")
+
+
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Run the cells of large matrices that `tests` leaves out."""
+    run_tests(session, "-m", "matrix")
+
+
+@nox.session(default=False)
+def stores(session: nox.Session) -> None:
+    """Run all tests of object stores; `tests` has some of them on local servers too."""
+    run_tests(session, "tests/stores")
 
 
 def tests_on(version: str) -> Callable[[nox.Session], None]:
     """Return a session that runs all tests on one version of Python."""
 
     def run(session: nox.Session) -> None:
-        tests(session)
+        run_tests(session)
 
-    run.__doc__ = f"Run the tests on Python {version}."
+    run.__doc__ = f"Run all tests on Python {version}."
     return run
 
 
@@ -81,13 +98,12 @@ for version in PYTHONS:
 @nox.session(python=PYTHONS[0], default=False)
 def core(session: nox.Session) -> None:
     """Run the quick tests on the oldest supported Python."""
-    session.install("-e", ".[examples]", *group("test"))
-    session.run("pytest", *PARALLEL, "-m", "not slow and not interop", *CORE, *session.posargs)
+    run_tests(session, "-m", "not slow and not interop and not matrix", *CORE)
 
 
 @nox.session(default=False)
 def newest(session: nox.Session) -> None:
-    """Run the tests with the newest dependencies that exist, pre-releases included."""
+    """Run all tests with the newest dependencies that exist, pre-releases included."""
     session.install("--pre", "--upgrade", "-e", ".[examples]", *group("test"))
     session.run("pip", "list")
     session.run("pytest", *PARALLEL, *session.posargs)
@@ -95,7 +111,7 @@ def newest(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def multiprocess(session: nox.Session) -> None:
-    """Run the tests in which several processes save together; `tests` has them too."""
+    """Run all tests in which several processes save together; `tests` has most of them."""
     session.install("-e", ".", *group("test"))
     session.run("pytest", "tests/multiprocess", *session.posargs)
 
@@ -116,7 +132,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
-    """Run the tests with the lowest version of every runtime dependency."""
+    """Run all tests with the lowest version of every runtime dependency."""
     lowest = [bound.replace(">=", "==") for bound in PYPROJECT["project"]["dependencies"]]
     session.install("-e", ".[examples]", *lowest, *group("test"))
     session.run("pytest", *PARALLEL, *session.posargs)

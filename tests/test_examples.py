@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt
+from tests.cells import cells
 from tests.programs import run_command, run_script
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +33,9 @@ PAGES = [
     ),
     ROOT / "docs/explanation/format.md",
 ]
+
+LONG = ("train_loop", "unscan_layers")
+"""Examples that `nox -s examples` runs, and a usual run of the tests does not."""
 
 COMPILING = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 """What spares XLA work that pays off for larger programs only."""
@@ -87,7 +91,9 @@ def run_blocks(page: str, directory: Path, *, before: str = "") -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", cells(EXAMPLES, lambda path: path.stem not in LONG), ids=lambda path: path.stem
+)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     run(example, tmp_path)
 

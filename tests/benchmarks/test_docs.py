@@ -24,6 +24,7 @@ def tables_in(page: Path) -> Mapping[str, str]:
     return dict(TABLE.findall(page.read_text()))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_one_command_draws_every_table_of_the_documentation(tmp_path: Path) -> None:
     pages = [Path(shutil.copy(page, tmp_path)) for page in PAGES]

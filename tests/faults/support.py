@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from tests.cells import cells
 from tests.soak import SOAK
 
 MANY_FILES = 20
@@ -81,6 +82,10 @@ LAYOUTS = [
     ),
     Layout(data_file_bytes=4096),
 ]
+
+
+DAMAGED = cells(LAYOUTS, lambda layout: layout in (Layout(), Layout(use_ocdbt=False)))
+"""Layouts to damage; a usual run takes the usual one, and one with a file for each chunk."""
 
 
 def every_kind_of_leaf() -> dict[str, object]:

@@ -19,6 +19,7 @@ from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CheckpointError, CorruptionError
 from tests.faults.support import (
+    DAMAGED,
     LAYOUTS,
     Layout,
     chosen,
@@ -78,7 +79,7 @@ class Victim:
         assert not self.wrong, f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:40])
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+@pytest.fixture(scope="module", params=DAMAGED, ids=str)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Victim:
     return Victim(tmp_path_factory.mktemp("damaged") / "checkpoint", request.param)
 

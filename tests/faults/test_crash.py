@@ -19,12 +19,18 @@ from orbit_ckpt.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
+from tests.cells import cells
 from tests.faults.support import LAYOUTS, Layout, Saver, numbered_tree
 from tests.soak import rounds
 from tests.support import assert_same_tree
 
 OCDBT, FILES = LAYOUTS.index(Layout()), LAYOUTS.index(Layout(use_ocdbt=False))
 KILL, STOP = signal.SIGKILL.name, signal.SIGSTOP.name
+EVERY_WRITE = cells(
+    [pytest.param(OCDBT, id="ocdbt"), pytest.param(FILES, id="files")], lambda n: n == OCDBT
+)
+"""Layouts of saves that die at each of many writes, in a usual run one."""
+
 LAST = 10_000
 """A write that no save comes to."""
 
@@ -46,7 +52,7 @@ def assert_settles(found: Sequence[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [OCDBT, FILES], ids=["ocdbt", "files"])
+@pytest.mark.parametrize("layout", EVERY_WRITE)
 def test_death_before_any_write_keeps_the_old_checkpoint_or_completes_the_new(
     saver: Saver, layout: int, tmp_path: Path
 ) -> None:
@@ -69,7 +75,7 @@ def test_death_before_any_write_keeps_the_old_checkpoint_or_completes_the_new(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [OCDBT, FILES], ids=["ocdbt", "files"])
+@pytest.mark.parametrize("layout", EVERY_WRITE)
 def test_death_before_any_write_makes_no_half_checkpoint(
     saver: Saver, layout: int, tmp_path: Path
 ) -> None:
@@ -94,7 +100,7 @@ def test_death_before_any_write_makes_no_half_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("overwrite", cells([False, True], bool))
 def test_death_in_marker_mode_leaves_what_is_refused_and_can_be_replaced(
     saver: Saver, overwrite: bool, tmp_path: Path
 ) -> None:

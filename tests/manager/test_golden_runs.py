@@ -17,11 +17,15 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import StepNotFoundError
+from tests.cells import cells
 from tests.interop.expected import Comparison, comparison_for, variants
 from tests.support import GOLDEN, unpack
 
 RUNS = sorted(GOLDEN.glob("runs-*.tar.gz"))
 CHECKPOINTS = sorted(GOLDEN.glob("orbax-*.tar.gz"))
+ENDS = ("runs-0.2.7.tar.gz", "runs-0.12.8.tar.gz")
+"""Runs of the oldest and the newest release."""
+
 AFTER_ALL = 2_000_000
 
 DELETED_LATER = {
@@ -44,7 +48,7 @@ ARGS: Mapping[str, Any] = {
 """Arguments by the names that `write_runs.py` gives to items."""
 
 
-@pytest.fixture(params=RUNS, ids=lambda path: path.name)
+@pytest.fixture(params=cells(RUNS, lambda path: path.name in ENDS), ids=lambda path: path.name)
 def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return the directory of the runs of one release."""
     return unpack(request.param.name, tmp_path)

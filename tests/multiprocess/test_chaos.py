@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orbit_ckpt.testing.chaos import Chaos, Fault, Result, Run
+from tests.cells import cells
 from tests.support import free_port
 
 pytest_plugins = ["orbit_ckpt.testing.chaos"]
@@ -67,7 +68,7 @@ class Training:
         return self._chaos.wait_for_all(*processes)
 
 
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", cells([0, 1], bool))
 def test_a_run_of_two_resumes_after_one_was_killed(
     chaos: Chaos, tmp_path: Path, process: int
 ) -> None:

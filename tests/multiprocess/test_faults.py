@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from tests.cells import cells
 from tests.multiprocess.run_worker import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, values_of
 from tests.multiprocess.support import Life
 from tests.soak import rounds
@@ -87,6 +88,11 @@ class Run:
         self.check(life)
 
 
+def is_one(phases: list[str]) -> bool:
+    """Return whether a test is of one phase only, as in a usual run."""
+    return len(phases) == 1
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(str(tmp_path / "run"), tmp_path)
@@ -105,7 +111,7 @@ def raised_after(life: Life, index: int) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", cells([False, True], bool))
 def test_what_one_process_raises_is_raised_on_all(run: Run, background: bool) -> None:
     faults = [[phase, "raise", 0] for phase in OF_FIRST]
     faults += [[phase, "raise", 1] for phase in OF_SECOND]
@@ -131,22 +137,23 @@ def test_what_one_process_raises_is_raised_on_all(run: Run, background: bool) ->
     run.go_on()
 
 
-def test_a_stopped_process_is_named_and_told_when_it_comes_back(run: Run) -> None:
-    for background in (False, True):
-        phases = OF_SECOND[int(background) :: 2]
-        life = run.begin([[phase, "stop", 1] for phase in phases], background=background)
-        assert life.end(ENDED_S) == [0, 0], run.text(life)
-        for index in range(COUNT):
-            found = raised_after(life, index)
-            for phase in phases:
-                assert found[f"{phase} 1"], (phase, run.text(life))
-                assert found[f"{phase} 1"][0]["named"] == [1], (phase, run.text(life))
-        run.check(life)
+@pytest.mark.parametrize("background", cells([False, True], bool))
+def test_a_stopped_process_is_named_and_told_when_it_comes_back(run: Run, background: bool) -> None:
+    phases = OF_SECOND[int(background) :: 2]
+    life = run.begin([[phase, "stop", 1] for phase in phases], background=background)
+    assert life.end(ENDED_S) == [0, 0], run.text(life)
+    for index in range(COUNT):
+        found = raised_after(life, index)
+        for phase in phases:
+            assert found[f"{phase} 1"], (phase, run.text(life))
+            assert found[f"{phase} 1"][0]["named"] == [1], (phase, run.text(life))
+    run.check(life)
     run.go_on()
 
 
-def test_a_killed_process_is_named_and_the_run_goes_on(run: Run) -> None:
-    for number, phase in enumerate(OF_SECOND):
+@pytest.mark.parametrize("phases", cells([OF_SECOND, ["writing"]], is_one), ids=len)
+def test_a_killed_process_is_named_and_the_run_goes_on(run: Run, phases: list[str]) -> None:
+    for number, phase in enumerate(phases):
         life = run.begin([[phase, "kill", 1]], background=number % 2 == 1)
         assert life.wait_for(0, ENDED_S) == 0, (phase, run.text(life))
         raised = raised_after(life, 0)[f"{phase} 1"]
@@ -159,8 +166,9 @@ def test_a_killed_process_is_named_and_the_run_goes_on(run: Run) -> None:
     run.go_on()
 
 
-def test_all_end_with_the_first_process_and_the_run_goes_on(run: Run) -> None:
-    for number, phase in enumerate(OF_FIRST):
+@pytest.mark.parametrize("phases", cells([OF_FIRST, ["committing"]], is_one), ids=len)
+def test_all_end_with_the_first_process_and_the_run_goes_on(run: Run, phases: list[str]) -> None:
+    for number, phase in enumerate(phases):
         life = run.begin([[phase, "kill", 0]], background=number % 2 == 1)
         check_ended_by_jax(run, life)
         run.check(life)

@@ -17,6 +17,10 @@ from orbit_ckpt.stores import register_store
 from orbit_ckpt.testing.chaos.proxy import Proxy
 from orbit_ckpt.testing.fakes import MemoryClient
 
+HERE = Path(__file__).parent
+PROTOCOLS = ("s3", "gs")
+"""Stores that a server of their own stands for."""
+
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
@@ -76,7 +80,17 @@ def client(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"client://{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["s3", "gs", "memory", "client"])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the protocols to one broad file, and to tests that are about them, in a usual run."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        parameters = call.params if call else {}
+        is_broad = item.path.parent != HERE or item.path.name == "test_checkpoints.py"
+        if parameters.get("store") in PROTOCOLS and not is_broad:
+            item.add_marker(pytest.mark.matrix)
+
+
+@pytest.fixture(params=[*PROTOCOLS, "memory", "client"])
 def store(request: pytest.FixtureRequest) -> str:
     """The URL of an empty bucket of each kind of store."""
     if request.param == "memory":

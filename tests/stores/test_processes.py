@@ -11,6 +11,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER
 from orbit_ckpt._src.storage.path import resolve_path
+from tests.cells import cells
 from tests.multiprocess.test_faults import DURABLE, ENDED_S, OF_SECOND, Run, raised_after
 from tests.multiprocess.test_processes import assert_done, run
 from tests.multiprocess.trees import check_tree, make_tree
@@ -18,7 +19,8 @@ from tests.multiprocess.trees import check_tree, make_tree
 # not several groups at once
 pytestmark = pytest.mark.slow
 
-PHASES = [phase for phase in OF_SECOND if phase != "before the decision"]
+PHASES = [[phase for phase in OF_SECOND if phase != "before the decision"], ["writing"]]
+"""Each phase, one after the other; a usual run takes the second only."""
 
 
 def names_in(url: str) -> list[str]:
@@ -65,6 +67,7 @@ def assert_only_steps(run: Run, steps: list[int]) -> None:
     assert all((root / str(step) / COMMIT_MARKER).is_file() for step in steps)
 
 
+@pytest.mark.matrix
 def test_a_manager_of_two_processes_keeps_the_newest_steps(in_store: Run) -> None:
     for background in (False, False, True, True):
         life = in_store.begin([], background=background)
@@ -87,9 +90,12 @@ def test_what_one_process_of_a_manager_raises_is_raised_on_both(in_store: Run) -
     assert_only_steps(in_store, [in_store.durable - 1, in_store.durable])
 
 
-def test_a_run_goes_on_after_one_process_of_its_manager_was_killed(in_store: Run) -> None:
+@pytest.mark.parametrize("phases", cells(PHASES, lambda phases: len(phases) == 1), ids=len)
+def test_a_run_goes_on_after_one_process_of_its_manager_was_killed(
+    in_store: Run, phases: list[str]
+) -> None:
     saved = 0
-    for number, phase in enumerate(PHASES):
+    for number, phase in enumerate(phases):
         life = in_store.begin([[phase, "kill", 1]], background=number % 2 == 1)
         assert life.wait_for(0, ENDED_S) == 0, (phase, in_store.text(life))
         raised = raised_after(life, 0)[f"{phase} 1"]

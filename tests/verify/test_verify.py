@@ -15,6 +15,7 @@ from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
 from tests.faults.support import (
+    DAMAGED,
     LAYOUTS,
     Layout,
     chosen,
@@ -56,7 +57,7 @@ class Victim:
             self.wrong.append(f"{what}: {names} not named in {told}")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+@pytest.fixture(scope="module", params=DAMAGED, ids=str)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Victim:
     return Victim(tmp_path_factory.mktemp("verified") / "checkpoint", request.param)
 

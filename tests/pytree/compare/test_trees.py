@@ -20,6 +20,7 @@ from orbit_ckpt._src.checkpointer import compare as entry
 from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from tests.cells import cells
 from tests.interop.expected import checkpoints
 from tests.support import checkpointer, put, scratch, unpack
 
@@ -388,7 +389,9 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["0.2.7", "0.5.23", "0.12.8"])
+@pytest.mark.parametrize(
+    "release", cells(["0.2.7", "0.5.23", "0.12.8"], lambda release: release != "0.5.23")
+)
 def test_checkpoints_of_released_versions_of_orbax_are_compared(
     release: str, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ from orbit_ckpt._src.tree.keypath import KeyPath
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
+from tests.cells import cells
 from tests.soak import SOAK
 from tests.support import LAYOUTS, checkpointer, put, scratch, unpack
 
@@ -182,7 +183,10 @@ CUTS = [
 """In a usual run every two of layout, grids and budget meet; under `nox -s soak` all three."""
 
 
-@pytest.mark.parametrize(("layout", "grids", "max_bytes"), CUTS)
+@pytest.mark.parametrize(
+    ("layout", "grids", "max_bytes"),
+    cells(CUTS, lambda layout: layout["use_ocdbt"] == layout["use_zarr3"]),
+)
 def test_chunks_may_be_cut_differently_and_the_budget_be_small(
     layout: dict[str, bool], grids: tuple[Any, Any], max_bytes: int, saved_grid: SavedGrid
 ) -> None:
@@ -306,7 +310,7 @@ def peak_of_diff(a: Path, b: Path, max_bytes: int) -> tuple[ocp.CheckpointDiff, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use_compression", [True, False])
-@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize("use_ocdbt", cells([True, False], bool))
 def test_memory_stays_within_the_budget_whatever_the_size_of_chunks(
     use_ocdbt: bool, use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
