@@ -21,8 +21,9 @@ import pytest
 
 import orbit_ckpt
 from orbit_ckpt import _src
+from tests import preload_s3
 
-IMPORTED = flax, grain, optax, orbax, pytest
+IMPORTED = flax, grain, optax, orbax, preload_s3, pytest
 
 for _module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
     importlib.import_module(_module.name)

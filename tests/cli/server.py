@@ -54,6 +54,7 @@ def warm_up() -> None:
         importlib.import_module(f"rich.{name}")
     for module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
         importlib.import_module(module.name)
+    importlib.import_module("tests.preload_s3")
     for command in ("plugins", "--help"):
         sys.argv = ["orbit-ckpt", command]
         out = io.TextIOWrapper(io.BytesIO())

@@ -310,7 +310,7 @@ class _RequestError(StorageError):
 
 
 @functools.cache
-def _loader(data_path: str | None) -> object:
+def _loader(data_path: str | None) -> Any:
     """Return what loads botocore's descriptions of services, and keeps them for the next bucket."""
     return importlib.import_module("botocore.loaders").create_loader(data_path)
 
