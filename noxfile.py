@@ -29,6 +29,8 @@ CLIENT_PROGRAMS = sorted(path.stem for path in CLIENTS.glob("requirements/*.txt"
 
 # else every worker and every program that a test starts compiles all modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# pip would compile everything, which takes a minute per environment; Python compiles what is used
+os.environ.setdefault("PIP_COMPILE", "0")
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
