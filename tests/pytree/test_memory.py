@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("peak_memory.py")
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc"
 )
-@pytest.mark.parametrize("layout", ["own", "t5x"])
+@pytest.mark.parametrize("layout", ["own", pytest.param("t5x", marks=pytest.mark.matrix)])
 def test_plan_tells_the_peak_memory_of_a_load(layout: str, tmp_path: Path) -> None:
     values = np.arange(MIB, dtype=np.float32) % 1000
     tree = {f"l{i}": values + i for i in range(COUNT)}
