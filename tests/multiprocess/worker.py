@@ -17,7 +17,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
 from orbit_ckpt._src.storage import incremental as incremental_save
 from orbit_ckpt._src.storage import ocdbt_expected
-from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.ocdbt_merge import DatabaseMerge
 from orbit_ckpt._src.storage.path import resolve_path
@@ -244,7 +244,7 @@ def unreadable(directory: Path) -> None:
     save(path, tree)
     registry = create_type_handler_registry((jax.Array, SingleReplicaArrayHandler()))
     handler = ocp.PyTreeHandler(type_handler_registry=registry)
-    original = BatchReader.layouts
+    original = ArrayLayouts.find
 
     def fail(*_: object) -> None:
         raise ocp.errors.CorruptionError("the disk is on fire")
@@ -252,9 +252,9 @@ def unreadable(directory: Path) -> None:
     for guilty in (0, 1):
         with ocp.Checkpointer(handler) as checkpointer:
             if index == guilty:
-                setattr(BatchReader, "layouts", fail)  # noqa: B010 - a method
+                setattr(ArrayLayouts, "find", fail)  # noqa: B010 - a method
             error = raised_by(lambda c=checkpointer: c.restore(path))
-            setattr(BatchReader, "layouts", original)  # noqa: B010 - a method
+            setattr(ArrayLayouts, "find", original)  # noqa: B010 - a method
             if index == guilty:
                 assert isinstance(error, ocp.errors.CorruptionError), error
             else:
