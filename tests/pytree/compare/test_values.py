@@ -331,8 +331,8 @@ def test_memory_stays_within_the_budget_whatever_the_size_of_chunks(
         change = values_of(found)["w"]
         assert change is not None
         assert (change.differing, change.index, change.b) == (1, (4000, 1000), 99.0)
-        # a megabyte for each of nine decompressors and for one of a thread that has just ended, or a
-        # block and its bytes for each of two
+        # a megabyte for each of nine decompressors and for one whose thread has just ended, or
+        # a block and its bytes for each of two
         decompressors = 10 << 20 if name == "columns" else 4 << 20
         allowed = 2 * budget + decompressors * use_compression
         assert peak < allowed < value.nbytes, name
