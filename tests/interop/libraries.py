@@ -21,7 +21,7 @@ def _with_other_import() -> ModuleType:
     if name not in sys.modules:
         module = sys.modules[name] = ModuleType(name)
         text = _TEXT.replace("orbax.checkpoint", "orbit_ckpt")
-        exec(compile(text, handlers_for_orbax.__file__, "exec"), module.__dict__)  # noqa: S102
+        exec(compile(text, handlers_for_orbax.__file__, "exec"), module.__dict__)  # noqa: S102 - our own text
     return sys.modules[name]
 
 

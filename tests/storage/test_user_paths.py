@@ -65,7 +65,7 @@ def test_a_local_directory_may_have_a_colon_in_its_name(path: str, directory: Pa
 @pytest.mark.parametrize("url", ["file:///tmp/x", "file:/tmp/x", "file://localhost/tmp/x"])
 def test_a_file_url_is_a_local_path(url: str) -> None:
     assert resolve_path(url) == Path("/tmp/x")  # noqa: S108 - not written to
-    assert resolve_path(cast(Any, Path("file:///tmp/x"))) == Path("/tmp/x")  # noqa: S108
+    assert resolve_path(cast(Any, Path("file:///tmp/x"))) == Path("/tmp/x")  # noqa: S108 - only a name
 
 
 def test_bytes_are_a_path_as_they_are_to_os(directory: Path) -> None:

@@ -20,7 +20,6 @@ from orbit_ckpt._src.metadata.schema import (
     TreeDocument,
 )
 from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
-from orbit_ckpt._src.storage.checksums import ArrayChecksum
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore
 from orbit_ckpt._src.storage.kvstore import ValueStore
@@ -30,6 +29,7 @@ from orbit_ckpt._src.type_handlers.base import LoadBatch
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.sharding import ShardingResolver
+    from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
     from orbit_ckpt._src.storage.batch_read import BatchReader
 
 
@@ -51,7 +51,7 @@ class TreeParts(Struct, frozen=True):
     arrays: Mapping[str, ArrayRecord] = field(default_factory=dict[str, ArrayRecord])
     decode_shardings: Callable[[], Mapping[str, ShardingMetadata]] = dict[str, ShardingMetadata]
     strings: Mapping[str, object] = field(default_factory=dict[str, object])
-    sums: Mapping[str, ArrayChecksum] = field(default_factory=dict[str, ArrayChecksum])
+    sums: Mapping[str, ArrayChecksum] = field(default_factory=dict[str, "ArrayChecksum"])
 
 
 class StoredTree(Struct, frozen=True):

@@ -187,11 +187,11 @@ def _running_loop_left() -> Generator[None]:
     task = asyncio.current_task()
     # asyncio's functions for implementers of loops
     if task is not None:
-        asyncio._leave_task(loop, task)  # noqa: SLF001
-    asyncio._set_running_loop(None)  # noqa: SLF001
+        asyncio._leave_task(loop, task)  # noqa: SLF001 - no public way
+    asyncio._set_running_loop(None)  # noqa: SLF001 - no public way
     try:
         yield
     finally:
-        asyncio._set_running_loop(loop)  # noqa: SLF001
+        asyncio._set_running_loop(loop)  # noqa: SLF001 - no public way
         if task is not None:
-            asyncio._enter_task(loop, task)  # noqa: SLF001
+            asyncio._enter_task(loop, task)  # noqa: SLF001 - no public way

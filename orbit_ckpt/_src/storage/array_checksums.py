@@ -6,13 +6,27 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, whole
 from orbit_ckpt._src.errors import CorruptionError
-from orbit_ckpt._src.storage.checksums import ArrayChecksum
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+
+
+class ArrayChecksum(Struct, frozen=True):
+    """The recorded checksum of one array.
+
+    Attributes:
+        sha256: Lower-case hex digest of the array's elements in C order, little-endian.
+        array: The file or directory of the array.
+        file: The file that records the checksum.
+    """
+
+    sha256: str
+    array: str
+    file: str
 
 
 class ChecksumComparison:

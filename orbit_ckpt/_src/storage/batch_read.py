@@ -32,9 +32,8 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
-from orbit_ckpt._src.storage.array_checksums import ArrayChecksums
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum, ArrayChecksums
 from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
-from orbit_ckpt._src.storage.checksums import ArrayChecksum
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,

@@ -157,9 +157,9 @@ class Bucket(Protocol):
 
     def list_page(  # what most stores do
         self,
-        prefix: str,  # noqa: ARG002
-        delimiter: str = "",  # noqa: ARG002
-        start: str = "",  # noqa: ARG002
+        prefix: str,  # noqa: ARG002 - overrides use it
+        delimiter: str = "",  # noqa: ARG002 - overrides use it
+        start: str = "",  # noqa: ARG002 - overrides use it
     ) -> tuple[list[FoundObject], bool] | None:
         """List objects in one request.
 

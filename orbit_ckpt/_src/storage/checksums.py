@@ -1,10 +1,8 @@
-"""The crc32c of data whose parts have been checksummed out of order, and checksums of arrays."""
+"""The crc32c of data whose parts have been checksummed out of order."""
 
 from __future__ import annotations
 
 import functools
-
-from msgspec import Struct
 
 _POLYNOMIAL = 0x82F63B78
 """Castagnoli's, its highest power in the lowest bit, as all polynomials here."""
@@ -12,20 +10,6 @@ _POLYNOMIAL = 0x82F63B78
 _ONE, _X = 1 << 31, 1 << 30
 _ORDER_BITS = 31
 """x to the power of 2**31 is x again, because the polynomial's other factor has degree 31."""
-
-
-class ArrayChecksum(Struct, frozen=True):
-    """The recorded checksum of one array.
-
-    Attributes:
-        sha256: Lower-case hex digest of the array's elements in C order, little-endian.
-        array: The file or directory of the array.
-        file: The file that records the checksum.
-    """
-
-    sha256: str
-    array: str
-    file: str
 
 
 def join_checksums(first: int, second: int, second_nbytes: int) -> int:

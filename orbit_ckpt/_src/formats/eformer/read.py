@@ -31,7 +31,7 @@ from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.formats.zarr_tree import ArrayEntry, in_tree_order, key_paths, listed_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.checksums import ArrayChecksum
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import ForeignStore
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name

@@ -30,7 +30,7 @@ from orbit_ckpt._src.formats.safetensors.header import (
 from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.checksums import ArrayChecksum
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
 from orbit_ckpt._src.storage.inner_path import is_inner_name

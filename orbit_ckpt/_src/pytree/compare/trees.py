@@ -308,14 +308,13 @@ def _by_digest(
 def _compare_values(
     a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int, asked: tuple[Any, ...]
 ) -> dict[NamePath, ValueChange]:
-    # these import JAX, which comparing metadata does not need
-    from orbit_ckpt._src.pytree.compare.values import (  # noqa: PLC0415
+    from orbit_ckpt._src.pytree.compare.values import (  # noqa: PLC0415 - imports JAX
         RecordPair,
         Requests,
         compare_leaves,
     )
-    from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415
-    from orbit_ckpt._src.runtime.loop import run_sync  # noqa: PLC0415
+    from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.runtime.loop import run_sync  # noqa: PLC0415 - imports asyncio
 
     pairs = [
         RecordPair(a.leaves[names].record, b.leaves[names].record)
