@@ -46,6 +46,7 @@ from orbit_ckpt._src.storage.codec import PIECE_BYTES
 from orbit_ckpt._src.storage.kept_chunks import KEPT_BYTES, KeptChunks
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Value
+from orbit_ckpt._src.storage.read_shares import Share
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.read_units import ReadUnits
 from orbit_ckpt._src.storage.slice_read import SliceReader
@@ -239,27 +240,24 @@ class BatchReader:
         others: list[int] = []
         for i, read in enumerate(reads):
             (direct if self.can_stream(read.layout) else others).append(i)
-        units = ReadUnits(
-            self._chunks,
-            reads,
-            direct,
-            is_remote=self.store.is_remote,
-            in_order=self._threads.share_objects,
-        )
+        units = ReadUnits(self._chunks, reads, direct, is_remote=self.store.is_remote)
         has_sums = bool(self.sums)
         if units.divided:
             await asyncio.to_thread(units.allocate, results)
 
-        def read_directly(positions: Sequence[int]) -> None:
-            with self._reading(sum(units.sizes[i] for i in positions)) as reading:
-                for i in units.read(positions, results, reading):
+        def read_directly(share: Share) -> None:
+            with self._reading(sum(units.sizes[i] for i in share.positions)) as reading:
+                if share.place is not None:
+                    reading.expect(share.place)
+                for i in units.read(share.positions, results, reading):
                     if has_sums:
                         self.sums.compare(reads[i], results[i])
 
         async def read_decoded(i: int) -> None:
             results[i] = await self._decoder.read(reads[i])
 
-        threads = self._threads.run(read_directly, range(len(units.sizes)), units.sizes)
+        shares = await asyncio.to_thread(self._threads.divide, units)
+        threads = self._threads.run(read_directly, shares)
         await run_all([threads, *map(read_decoded, others)])
         if has_sums:
             compare = self.sums.compare

@@ -88,8 +88,8 @@ class Bucket(Protocol):
         """Return whether there is such an object."""
         return self.generation(key) is not None
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer with bytes of an object; return their number.
+    def read_into(self, key: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers one after the other with bytes of an object; return their number.
 
         Raises:
             FileNotFoundError: The object does not exist.
@@ -103,7 +103,7 @@ class Bucket(Protocol):
             FileNotFoundError: The object does not exist.
         """
         buffer = memoryview(bytearray(nbytes))
-        return bytes(buffer[: self.read_into(key, offset, buffer)])
+        return bytes(buffer[: self.read_into(key, offset, [buffer])])
 
     def size(self, key: str, guess: int = 0) -> int:
         """Return the size of an object.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
@@ -23,6 +23,7 @@ from orbit_ckpt._src.storage.bucket import Bucket, find_store
 from orbit_ckpt._src.storage.client_bucket import ClientBucket, open_client_bucket
 from orbit_ckpt._src.storage.reachable import FirstAnswer, check_reachable
 from orbit_ckpt._src.storage.s3_client import S3Client
+from orbit_ckpt._src.storage.scatter import even_size, scatter, views_between
 from orbit_ckpt._src.storage.store_errors import BeyondEndError, explain_failure
 
 T = TypeVar("T")
@@ -78,9 +79,10 @@ class TensorStoreBucket(Bucket):
         return found.stamp.generation if found.state == "value" else None
 
     @override
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        starts = range(0, buffer.nbytes, _READ_BYTES)
-        ranges = [(offset + s, offset + min(s + _READ_BYTES, buffer.nbytes)) for s in starts]
+    def read_into(self, key: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        step = even_size(nbytes, _READ_BYTES)
+        ranges = [(offset + s, offset + min(s + step, nbytes)) for s in range(0, nbytes, step)]
         # a future holds the bytes read, so drop it once they are copied
         futures = deque(self._begin_read(key, *part) for part in ranges[:_READS])
         done = 0
@@ -88,8 +90,7 @@ class TensorStoreBucket(Bucket):
             data = self._end_read(key, start, futures.popleft())
             if number + _READS < len(ranges):
                 futures.append(self._begin_read(key, *ranges[number + _READS]))
-            buffer[done : done + len(data)] = data
-            done += len(data)
+            done += scatter(data, views_between(buffers, done, done + len(data)))
             if len(data) < stop - start:
                 break
         return done

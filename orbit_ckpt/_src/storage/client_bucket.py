@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -24,6 +24,7 @@ from orbit_ckpt._src.storage.bucket import (
     PartsClient,
 )
 from orbit_ckpt._src.storage.reachable import FirstAnswer
+from orbit_ckpt._src.storage.scatter import even_size, scatter, views_between
 from orbit_ckpt._src.storage.store_errors import NotInTensorStoreError, explain_failure
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ _MAX_PARTS = 10_000
 
 _READ_BYTES = 1 << 23
 _READS = 8
-"""Size of the ranges into which larger reads are cut, and the number in flight at once."""
+"""Size of the ranges into which larger reads are cut, about, and the number in flight at once."""
 
 
 class ClientBucket(Bucket):
@@ -96,21 +97,31 @@ class ClientBucket(Bucket):
         return None if found is None else self._checked(found, bytes)
 
     @override
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        starts = range(0, max(1, buffer.nbytes), _READ_BYTES)
-        parts = [(offset + s, buffer[s : s + _READ_BYTES]) for s in starts]
-        futures = deque(self.begin(self._read_part, key, *part) for part in parts[:_READS])
+    def read_into(self, key: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        step = even_size(nbytes, _READ_BYTES)
+        starts = range(0, max(1, nbytes), step)
+        parts = [(offset + s, views_between(buffers, s, s + step)) for s in starts]
+        futures = deque(self.begin(self._read_views, key, *part) for part in parts[:_READS])
         done = 0
-        for number, (_, part) in enumerate(parts):
+        for number, (_, views) in enumerate(parts):
             count = self.wait("reading", key, futures.popleft())
             if number + _READS < len(parts):
-                futures.append(self.begin(self._read_part, key, *parts[number + _READS]))
+                futures.append(self.begin(self._read_views, key, *parts[number + _READS]))
             if count is None:
                 raise self._missing(key)
             done += count
-            if count < part.nbytes:
+            if count < sum(view.nbytes for view in views):
                 break
         return done
+
+    def _read_views(self, key: str, start: int, views: Sequence[memoryview]) -> int | None:
+        """Fill several views by one request, which costs more than a copy."""
+        if len(views) == 1:
+            return self._read_part(key, start, views[0])
+        joined = memoryview(bytearray(sum(view.nbytes for view in views)))
+        count = self._read_part(key, start, joined)
+        return None if count is None else scatter(joined[:count], views)
 
     def _read_part(self, key: str, start: int, buffer: memoryview) -> int | None:
         if self._able is not None:

@@ -62,7 +62,7 @@ class PlainStream:
         self._sums = sums
         self._value = value
         self._reading = reading
-        self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
+        self._checksum = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
         self._nbytes = _nbytes(layout)
         self._head_bytes = HEADER_BYTES if layout.has_frames else 0
         self._piece_bytes = _OBJECT_PIECE_BYTES if is_store_url(value.file) else _PIECE_BYTES
@@ -82,7 +82,7 @@ class PlainStream:
             piece = buffer[start : start + self._piece_bytes]
             if not self._read(piece):
                 return self._wrong_size
-            if self._checksum_bytes:
+            if self._checksum:
                 self._sum = crc32c(piece, self._sum)
             if self._sums is not None:
                 self._sums.add(piece)
@@ -90,25 +90,25 @@ class PlainStream:
 
     def finish(self) -> str | None:
         """Check the chunk, all of whose elements have been read; return what is wrong with it."""
-        if self._position + self._checksum_bytes != self._nbytes:
+        if self._position + self._checksum.nbytes != self._nbytes:
             return self._wrong_size
         if self._sums is not None:
             self._sums.finish()
-        if not self._checksum_bytes:
+        if not self._checksum:
             return None
-        stored = memoryview(bytearray(self._checksum_bytes))
-        if not self._read(stored):
-            return self._wrong_size
-        if self._sum != int.from_bytes(stored, "little"):
+        if self._sum != int.from_bytes(self._checksum, "little"):
             return "its checksum does not match"
         if self._value.checksum not in (None, self._sum):
             return NOT_THE_WRITTEN
         return None
 
     def _read(self, piece: memoryview) -> bool:
-        place = part_of(self._value, self._position, piece.nbytes)
-        self._position += piece.nbytes
-        return self._reading.read_into(place, [piece]) == piece.nbytes
+        """Fill a piece with the next bytes; with the last elements, read the checksum too."""
+        start, self._position = self._position, self._position + piece.nbytes
+        is_last = self._position + self._checksum.nbytes == self._nbytes
+        pieces = [piece, self._checksum] if is_last and self._checksum else [piece]
+        nbytes = sum(piece.nbytes for piece in pieces)
+        return self._reading.read_into(part_of(self._value, start, nbytes), pieces) == nbytes
 
     @property
     def _wrong_size(self) -> str:

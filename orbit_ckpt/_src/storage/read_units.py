@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -60,7 +60,6 @@ class ReadUnits:
         numbers: Which of them to divide.
         is_remote: Whether they are in an object store, where every array is divided that has
             several chunks.
-        in_order: Whether the chunks lie together in objects and are read in that order.
 
     Attributes:
         sizes: The number of bytes of every unit.
@@ -74,11 +73,9 @@ class ReadUnits:
         numbers: Sequence[int],
         *,
         is_remote: bool,
-        in_order: bool,
     ) -> None:
         self._chunks = chunks
         self._reads = reads
-        self._in_order = in_order
         self._units: list[_Unit] = []
         self._whole: list[int] = []
         self._small: set[int] = set()
@@ -122,7 +119,7 @@ class ReadUnits:
             small = [self._whole[i] for i in positions if i in self._small]
             yield from self._read_small(small, results, reading)
             positions = [i for i in positions if i not in self._small]
-        for position in self._sorted(positions, reading) if self._in_order else positions:
+        for position in positions:
             if position < len(self._whole):
                 number = self._whole[position]
                 results[number] = self._chunks.read(self._reads[number], reading)
@@ -141,27 +138,28 @@ class ReadUnits:
             results[number] = values
         return numbers
 
-    def _sorted(self, positions: Sequence[int], reading: ValueReader) -> Sequence[int]:
-        """Sort positions by their places in objects, and let nothing else be read ahead."""
-        places = {position: self._places(position) for position in positions}
-        reading.expect(place for found in places.values() for place in found)
-        return sorted(positions, key=lambda i: [(p.file, p.offset) for p in places[i][:1]])
-
-    def _places(self, position: int) -> list[Extent]:
-        """Return the places of a unit's chunks, without those in the index or missing."""
-        if position < len(self._whole):
-            read = self._reads[self._whole[position]]
-            indices: Iterable[Shape] = parts_by_chunk(read.regions, read.layout.chunk_shape)
-        else:
-            unit = self._units[position - len(self._whole)]
-            read, indices = self._reads[unit.number], [unit.index]
-        keys = (read.layout.chunk_key(read.name, index) for index in indices)
-        values = (self._chunks.find(read.path, key) for key in keys)
-        return [value for value in values if isinstance(value, Extent)]
+    def places(self) -> list[Extent | None]:
+        """Return the place of every unit's chunk in a store; None if it lies in no object."""
+        chunks: list[tuple[ArrayRead, Shape]] = []
+        for number in self._whole:
+            read = self._reads[number]
+            (region,), size = read.regions, read.layout.chunk_shape
+            chunks.append((read, tuple(s // n for s, n in zip(region.start, size, strict=True))))
+        chunks += [(self._reads[unit.number], unit.index) for unit in self._units]
+        keys = [read.layout.chunk_key(read.name, index) for read, index in chunks]
+        values = self._chunks.find_all([read.path for read, _ in chunks], keys)
+        return [value if type(value) is Extent else None for value in values]
 
 
 def _is_divided(read: ArrayRead, *, is_remote: bool) -> bool:
     if read.nbytes >= _DIVIDED_BYTES:
         return True
-    is_chunk = len(read.regions) == 1 and read.regions[0].shape == read.layout.chunk_shape
-    return is_remote and not is_chunk
+    return is_remote and not _is_chunk(read)
+
+
+def _is_chunk(read: ArrayRead) -> bool:
+    """Return whether a read is of one chunk, the whole of it."""
+    shape = read.layout.chunk_shape
+    if len(read.regions) != 1 or read.regions[0].shape != shape:
+        return False
+    return not any(start % n for start, n in zip(read.regions[0].start, shape, strict=True))

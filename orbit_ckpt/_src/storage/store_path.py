@@ -298,13 +298,7 @@ def read_object_into(file: str, offset: int, buffers: Sequence[memoryview]) -> i
         FileNotFoundError: The object does not exist.
     """
     path = StorePath(file)
-    done = 0
-    for buffer in buffers:
-        count = path.bucket.read_into(path.key, offset + done, buffer) if buffer.nbytes else 0
-        done += count
-        if count < buffer.nbytes:
-            break
-    return done
+    return path.bucket.read_into(path.key, offset, buffers)
 
 
 def file_size(file: Path, guess: int = 0) -> int:

@@ -32,6 +32,7 @@ from orbit_ckpt._src.storage.layout import (
     STEP_METADATA,
     TREE_METADATA,
 )
+from orbit_ckpt._src.storage.scatter import scatter
 from orbit_ckpt._src.storage.store_path import StorePath, current_view, map_requests
 
 _TOGETHER = frozenset({TREE_METADATA, MANIFEST, OCDBT_MANIFEST, SHARDINGS})
@@ -274,15 +275,13 @@ class _ViewedBucket(Bucket):
         return super().exists(key) if found is None else found
 
     @override
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
+    def read_into(self, key: str, offset: int, buffers: Sequence[memoryview]) -> int:
         if self._view.exists(key) is False:
             raise FileNotFoundError(2, "No such object", f"{self.url}/{key}")
         known = self._view.document(key)
         if known is not None:
-            part = known[offset : offset + buffer.nbytes]
-            buffer[: len(part)] = part
-            return len(part)
-        return self._bucket.read_into(key, offset, buffer)
+            return scatter(known[offset:], buffers)
+        return self._bucket.read_into(key, offset, buffers)
 
     @override
     def size(self, key: str, guess: int = 0) -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import sys
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
 from orbit_ckpt._src.storage.layout import Extent, Value
+from orbit_ckpt._src.storage.scatter import even_size
 from orbit_ckpt._src.storage.store_path import (
     StorePath,
     file_size,
@@ -30,9 +29,6 @@ _OBJECT = -1
 
 MAX_OBJECT_AHEAD_BYTES = 1 << 22
 """The same for objects of a store, from the first value on; larger values are read alone."""
-
-_MAX_GAP_BYTES = 1 << 16
-"""Gaps between expected values of an object up to this size are read too."""
 
 _STREAM_BYTES = 1 << 23
 
@@ -88,7 +84,7 @@ class ValueReader:
         self._window_place = Extent("", 0, 0)
         self._scratch = bytearray()
         self._buffer = memoryview(b"")
-        self._expected: list[tuple[str, int, int]] | None = None
+        self._expected: Extent | None = None
 
     def __enter__(self) -> ValueReader:
         return self
@@ -107,7 +103,7 @@ class ValueReader:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
         if isinstance(value, bytes):
             return memoryview(value)
-        if value.length > MAX_AHEAD_BYTES:
+        if value.length > MAX_AHEAD_BYTES and not self._is_ahead(value):
             value = within_file(value)
         if isinstance(value, Pieces):
             buffer = memoryview(bytearray(value.length))
@@ -119,34 +115,30 @@ class ValueReader:
             start = 0
         return self._window[start : start + value.length]
 
-    def expect(self, values: Iterable[Value | None]) -> None:
-        """Limit what is read ahead in objects of a store to values that are about to be read."""
-        places = sorted(
-            (value.file, value.offset, value.offset + value.length)
-            for value in values
-            if isinstance(value, Extent) and value.length <= MAX_OBJECT_AHEAD_BYTES
+    def expect(self, place: Extent | None) -> None:
+        """Of objects of a store, read ahead only one place, with its first value; None for none."""
+        self._expected = place or Extent("", 0, 0)
+
+    def _is_ahead(self, value: Extent) -> bool:
+        """Return whether a value was read ahead, or will be if it is read now."""
+        places = self._window_place, self._expected
+        return not isinstance(value, Pieces) and any(
+            place is not None
+            and place.file == value.file
+            and place.offset <= value.offset
+            and value.offset + value.length <= place.offset + place.length
+            for place in places
         )
-        runs: list[tuple[str, int, int]] = []
-        for file, start, stop in places:
-            if runs and runs[-1][0] == file and start - runs[-1][2] <= _MAX_GAP_BYTES:
-                runs[-1] = (file, runs[-1][1], max(stop, runs[-1][2]))
-            else:
-                runs.append((file, start, stop))
-        self._expected = runs
 
     def _ahead_in_object(self, value: Extent) -> int:
         """Return how many bytes to read from a value of an object on; never expect them again."""
-        runs = self._expected
-        if runs is None:
+        expected = self._expected
+        if expected is None:
             return MAX_OBJECT_AHEAD_BYTES
-        at = bisect_right(runs, (value.file, value.offset, sys.maxsize)) - 1
-        file, start, stop = runs[at] if at >= 0 else ("", 0, 0)
-        if file != value.file or stop <= value.offset:
+        if value.file != expected.file or value.offset < expected.offset:
             return 0
-        end = min(stop, value.offset + max(value.length, MAX_OBJECT_AHEAD_BYTES))
-        rest = [(file, start, value.offset), (file, end, stop)]
-        runs[at : at + 1] = [run for run in rest if run[1] < run[2]]
-        return end - value.offset
+        self.expect(None)
+        return expected.offset + expected.length - value.offset
 
     def _read_ahead(self, value: Extent) -> None:
         """Read a value and, if it lies shortly behind the last ones, the bytes after it."""
@@ -168,6 +160,8 @@ class ValueReader:
     def stream(self, value: Extent) -> Callable[[int], bytes]:
         """Return a function that reads the next bytes of a value, at most as many as requested."""
         if self._open(value.file) == _OBJECT:
+            if self._is_ahead(value):
+                return io.BytesIO(self.read(value)).read
             return _stream_object(value, _STREAM_BYTES)
         position = 0
 
@@ -229,9 +223,10 @@ class ValueReader:
             os.close(descriptor)
 
 
-def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:
+def _stream_object(value: Extent, about_bytes: int) -> Callable[[int], bytes]:
     """Return a function that reads the next bytes of an object, fetched in large blocks."""
     block = memoryview(b"")
+    block_bytes = even_size(value.length, about_bytes)
     fetched = 0
 
     def read(size: int) -> bytes:
