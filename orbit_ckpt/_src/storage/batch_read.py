@@ -10,26 +10,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import repeat
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.chunk_parts import parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
-from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum, ArrayChecksums
@@ -39,7 +30,6 @@ from orbit_ckpt._src.storage.chunk_read import (
     ByteCount,
     ChunkReader,
     cut_in_order,
-    damaged_chunk,
     stored_size,
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
@@ -50,7 +40,6 @@ from orbit_ckpt._src.storage.read_shares import Share
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.read_units import ReadUnits
 from orbit_ckpt._src.storage.slice_read import SliceReader
-from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.storage.value_read import ValueReader
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import KeyPath
@@ -82,20 +71,6 @@ class ReadCost(Struct, frozen=True, gc=False):
         )
 
 
-class ChunkCheck(Struct, frozen=True, gc=False):
-    """The result of reading chunks to their ends.
-
-    Attributes:
-        errors: Errors of the damaged chunks.
-        nbytes: Bytes read, as stored.
-        absent: Number of missing chunks that stand for zeros.
-    """
-
-    errors: list[CorruptionError]
-    nbytes: int
-    absent: int
-
-
 class BatchReader:
     """Reads arrays of one store.
 
@@ -112,6 +87,8 @@ class BatchReader:
 
     Attributes:
         store: The store.
+        chunks: Reads its chunks.
+        threads: The threads that read it.
         zarr_format: See above.
         fill_missing: See above.
     """
@@ -129,8 +106,8 @@ class BatchReader:
         self.sums = ArrayChecksums(sums or {})
         self.store = store
         self.zarr_format = zarr_format
-        self._chunks = ChunkReader(store)
-        self._threads = ReadThreads(store)
+        self.chunks = ChunkReader(store)
+        self.threads = ReadThreads(store)
         self._array_layouts = layouts or ArrayLayouts(store, zarr_format=zarr_format)
         self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
         self._counts_all = max_bytes is not None
@@ -145,7 +122,7 @@ class BatchReader:
         from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader  # noqa: PLC0415 - for few codecs
 
         return TensorStoreReader(
-            self.store, self._chunks, self._fetched, fill_missing=self.fill_missing
+            self.store, self.chunks, self._fetched, fill_missing=self.fill_missing
         )
 
     @property
@@ -182,7 +159,7 @@ class BatchReader:
     def cost(self, read: ArrayRead) -> ReadCost:
         """Return the cost of a read, from the index or file sizes."""
         layout = read.layout
-        if self._chunks.reads_parts(layout) and self.can_stream(layout):
+        if self.chunks.reads_parts(layout) and self.can_stream(layout):
             return ReadCost(read.nbytes, read.nbytes, read.nbytes)
         lengths = [
             self.store.length(layout.chunk_key(read.name, index)) or 0
@@ -240,13 +217,13 @@ class BatchReader:
         others: list[int] = []
         for i, read in enumerate(reads):
             (direct if self.can_stream(read.layout) else others).append(i)
-        units = ReadUnits(self._chunks, reads, direct, is_remote=self.store.is_remote)
+        units = ReadUnits(self.chunks, reads, direct, is_remote=self.store.is_remote)
         has_sums = bool(self.sums)
         if units.divided:
             await asyncio.to_thread(units.allocate, results)
 
         def read_directly(share: Share) -> None:
-            with self._reading(sum(units.sizes[i] for i in share.positions)) as reading:
+            with self.reading(sum(units.sizes[i] for i in share.positions)) as reading:
                 if share.place is not None:
                     reading.expect(share.place)
                 for i in units.read(share.positions, results, reading):
@@ -256,8 +233,8 @@ class BatchReader:
         async def read_decoded(i: int) -> None:
             results[i] = await self._decoder.read(reads[i])
 
-        shares = await asyncio.to_thread(self._threads.divide, units)
-        threads = self._threads.run(read_directly, shares)
+        shares = await asyncio.to_thread(self.threads.divide, units)
+        threads = self.threads.run(read_directly, shares)
         await run_all([threads, *map(read_decoded, others)])
         if has_sums:
             compare = self.sums.compare
@@ -274,7 +251,7 @@ class BatchReader:
         Raises:
             CorruptionError: The chunk is missing.
         """
-        key, value = self._chunks.chunk(read, index)
+        key, value = self.chunks.chunk(read, index)
         self._fetched.add(stored_size(value))
         return key, value
 
@@ -285,8 +262,8 @@ class BatchReader:
     def read_now(self, read: ArrayRead) -> list[HostArray]:
         """Read the regions of one array as `read` does, synchronously."""
         if self.can_stream(read.layout):
-            with self._reading(read.nbytes) as reading:
-                results = self._chunks.read(read, reading)
+            with self.reading(read.nbytes) as reading:
+                results = self.chunks.read(read, reading)
         else:
             results = self._decode_now(read)
         self.sums.compare(read, results)
@@ -300,8 +277,8 @@ class BatchReader:
         if self.kept is None or region == whole(read.layout.shape):
             return self.read_part(read, region)
         decode = None if self.can_stream(read.layout) else self._decode_now
-        with self._reading(0) as reading:
-            return SliceReader(self._chunks, self.kept, decode).read(read, region, reading)
+        with self.reading(0) as reading:
+            return SliceReader(self.chunks, self.kept, decode).read(read, region, reading)
 
     def _decode_now(self, read: ArrayRead) -> list[HostArray]:
         return run_sync(self._decoder.read(read))
@@ -341,8 +318,8 @@ class BatchReader:
         index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
         is_chunk = region == chunk_region(index, layout.chunk_shape)
         if is_chunk and self.can_stream(layout):
-            with self._reading(0) as reading:
-                for _, values in self._chunks.blocks(
+            with self.reading(0) as reading:
+                for _, values in self.chunks.blocks(
                     read, index, reading, min(max_bytes, PIECE_BYTES)
                 ):
                     yield values
@@ -350,68 +327,9 @@ class BatchReader:
         for part in cut_in_order(region, layout, max_bytes):
             yield self.read_part(read, part)
 
-    def check(
-        self,
-        chunks: Sequence[tuple[ArrayRead, Shape]],
-        *,
-        max_bytes: int,
-        is_known: Callable[[ArrayRead, str, Value], bool] | None = None,
-    ) -> ChunkCheck:
-        """Read chunks to their ends and discard them.
-
-        Args:
-            chunks: Arrays, each with the grid index of a chunk.
-            max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
-                is held whole.
-            is_known: Returns whether a chunk can be skipped, given its array, key, and itself or
-                its place.
-
-        Raises:
-            StorageError: The store does not answer.
-            OSError: A file cannot be read, which does not prove damage.
-        """
-        errors: list[CorruptionError] = []
-        nbytes = absent = 0
-        with self._reading(0) as reading:
-            for read, index in chunks:
-                key = read.layout.chunk_key(read.name, index)
-                value: Value | None = None
-                try:
-                    value = self._chunks.find(read.path, key)
-                    if value is None and self.fill_missing:
-                        absent += 1
-                        continue
-                    if value is None:
-                        raise self._chunks.missing(read, key)
-                    if is_known is not None and is_known(read, key, value):
-                        continue
-                    nbytes += stored_size(value)
-                    self._check_chunk(read, index, reading, max_bytes)
-                except CorruptionError as error:
-                    errors.append(error)
-                except VersionError:
-                    raise
-                except FormatError as error:  # unknown codecs
-                    what = str(error)
-                    errors.append(CorruptionError(what, path=read.where, chunk=key, what=what))
-                except OSError as error:
-                    if not is_damage(error):
-                        raise  # an unreachable store is not damage
-                    errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
-        return ChunkCheck(errors, nbytes, absent)
-
-    def _check_chunk(
-        self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int
-    ) -> None:
-        if self.can_stream(read.layout):
-            for _ in self._chunks.blocks(read, index, reading, max_bytes):
-                pass
-            return
-        box = chunk_region(index, read.layout.chunk_shape)
-        self.read_part(read, cast(Region, box.intersect(whole(read.layout.shape))))
-
     @contextmanager
-    def _reading(self, nbytes: int) -> Generator[ValueReader]:
+    def reading(self, nbytes: int) -> Generator[ValueReader]:
+        """Yield what reads for one thread, and count what it has read."""
         with ValueReader(nbytes) as reading:
             self._readings.add(reading)
             try:

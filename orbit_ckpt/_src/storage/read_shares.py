@@ -55,16 +55,19 @@ def share_by_size(sizes: Sequence[int], threads: int) -> list[Share]:
     return [Share(share) for share in shares if share]
 
 
-def share_by_place(places: Sequence[Extent | None], threads: int) -> list[Share]:
+def share_by_place(
+    places: Sequence[Extent | None], threads: int, *, max_bytes: int = _MAX_REQUEST_BYTES
+) -> list[Share]:
     """Share units in objects of a store so that as few requests as possible keep threads busy.
 
     Args:
         places: The place of every unit; None if it needs no request, or several.
         threads: Number of threads.
+        max_bytes: Maximum size of a request for several units.
     """
     found = sorted((place.file, place.offset, i) for i, place in enumerate(places) if place)
     nbytes = sum(place.length for place in places if place)
-    limit = min(_MAX_REQUEST_BYTES, max(_MIN_REQUEST_BYTES, nbytes // threads))
+    limit = min(max_bytes, max(_MIN_REQUEST_BYTES, nbytes // threads))
     others = [i for i, place in enumerate(places) if place is None]
     shares = [Share(others[i::threads], _NOWHERE) for i in range(min(threads, len(others)))]
     run: list[int] = []

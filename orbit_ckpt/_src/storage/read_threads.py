@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol, TypeVar
 
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.workers import Workers
@@ -19,6 +20,17 @@ _THREADS = max(2, min(8, os.cpu_count() or 2))
 
 _REQUESTS = 16
 """Threads that read from an object store; they mostly wait."""
+
+
+R = TypeVar("R")
+
+
+class RunInThread(Protocol):
+    """Calls functions in threads."""
+
+    def __call__(self, function: Callable[[], R], /) -> Awaitable[R]:
+        """Call a function in a thread."""
+        ...
 
 
 class ReadThreads:
@@ -54,18 +66,22 @@ class ReadThreads:
                 has_failed.set()
                 raise
 
-        with self._running() as run:
-            await run_all(run(read_unless_failed, share) for share in shares)
+        with self.running() as run:
+            await run_all(run(partial(read_unless_failed, share)) for share in shares)
 
     @contextmanager
-    def _running(self) -> Generator[Callable[..., Awaitable[object]]]:
-        """Yield a function that runs calls in a thread, the loop's own on a local disk."""
+    def running(self) -> Generator[RunInThread]:
+        """Yield what calls functions in threads, the loop's own on a local disk."""
         if not self._is_remote:
             yield asyncio.to_thread
             return
         loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
         pool = Workers(_REQUESTS, "orbit_ckpt-store")
+
+        def call(function: Callable[[], R]) -> Awaitable[R]:
+            return loop.run_in_executor(pool, function)
+
         try:
-            yield partial(loop.run_in_executor, pool)
+            yield call
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

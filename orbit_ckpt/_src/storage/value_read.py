@@ -11,7 +11,7 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
 from orbit_ckpt._src.storage.layout import Extent, Value
-from orbit_ckpt._src.storage.scatter import even_size
+from orbit_ckpt._src.storage.scatter import even_size, scatter
 from orbit_ckpt._src.storage.store_path import (
     StorePath,
     file_size,
@@ -180,6 +180,8 @@ class ValueReader:
             return self._read_pieces(value, buffers)
         descriptor = self._open(value.file)
         if descriptor == _OBJECT:
+            if self._is_ahead(value):
+                return scatter(self.read(value), buffers)
             return read_object_into(value.file, value.offset, buffers)
         pending = list(buffers)
         done = 0

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from orbit_ckpt._src.arrays.slices import Shape, chunk_indices, whole
 from orbit_ckpt._src.runtime.jobs import UNIT_BYTES, Kept, run_units
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
-from orbit_ckpt._src.storage.batch_read import BatchReader, ChunkCheck
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_check import ChunkCheck, check_chunks
 from orbit_ckpt._src.storage.chunk_read import ArrayRead, stored_size
 from orbit_ckpt._src.storage.layout import Value
 from orbit_ckpt._src.storage.located import ChunkLocator, for_other_process
+from orbit_ckpt._src.storage.read_threads import RunInThread
 from orbit_ckpt._src.verify.report import Findings
 from orbit_ckpt._src.verify.shared import ChunkKey
 from orbit_ckpt._src.verify.units import ChunkUnit, check_unit
 
 _BLOCK_BYTES = 1 << 20
+_OBJECT_BLOCK_BYTES = 1 << 23
+"""Bytes of a chunk that are held at once, and the same in a store: the size of a request."""
+
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 64
 """Smaller chunks are checked in groups, to save overhead per thread call."""
@@ -45,16 +51,22 @@ class ChunkChecks:
         self._is_known = is_known
         self._asked: dict[str, ChunkKey] = {}
         """Chunks that other checkpoints may share, by storage key."""
-        limit = findings.limiter.max_bytes or _BLOCK_BYTES
-        self._block = max(1, min(_BLOCK_BYTES, limit // 4))
+        most = _OBJECT_BLOCK_BYTES if reader.store.is_remote else _BLOCK_BYTES
+        limit = findings.limiter.max_bytes or 4 * most
+        self._block = max(1, min(most, limit // 4))
 
     async def run(self, reads: Sequence[ArrayRead]) -> list[ChunkCheck]:
         """Check all chunks of some arrays; return the results in their order."""
         executor, findings = self._findings.executor, self._findings
         chunks = _chunks_of(reads)
         if executor is None:
-            groups = _groups(chunks, _GROUP_BYTES, _GROUP_CHUNKS)
-            found = await run_all(map(self._check_here, groups))
+            groups = (
+                _groups(chunks, self._block, _UNIT_CHUNKS)
+                if self._reader.store.is_remote
+                else _groups(chunks, _GROUP_BYTES, _GROUP_CHUNKS)
+            )
+            with self._reader.threads.running() as run:
+                found = await run_all(self._check_here(group, run) for group in groups)
         else:
             found = await self._check_there(chunks, executor)
         errors = [error for check in found for error in check.errors]
@@ -66,11 +78,13 @@ class ChunkChecks:
             findings.checked.add(intact)
         return found
 
-    async def _check_here(self, group: Sequence[_Chunk]) -> ChunkCheck:
+    async def _check_here(
+        self, group: Sequence[_Chunk], run: RunInThread = asyncio.to_thread
+    ) -> ChunkCheck:
         reader = self._reader
         async with self._findings.limiter.reserve(_held(reader, group, self._block)):
-            found = await asyncio.to_thread(
-                reader.check, group, max_bytes=self._block, is_known=self._can_skip
+            found = await run(
+                partial(check_chunks, reader, group, max_bytes=self._block, is_known=self._can_skip)
             )
         self._count(found, len(group))
         return found
@@ -145,7 +159,9 @@ def _groups(chunks: Iterable[_Chunk], max_bytes: int, most: int) -> Iterator[Seq
 def _held(reader: BatchReader, group: Sequence[_Chunk], block: int) -> int:
     """Return the maximum bytes held while chunks are checked one after the other."""
     layouts = [read.layout for read, _ in group]
-    return 2 * max(
+    largest = max(
         min(layout.chunk_nbytes, block) if reader.can_stream(layout) else layout.chunk_nbytes
         for layout in layouts
     )
+    fetched = sum(layout.chunk_nbytes for layout in layouts) if reader.store.is_remote else 0
+    return largest + max(largest, min(fetched, block))

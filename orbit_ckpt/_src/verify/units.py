@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError
-from orbit_ckpt._src.storage.batch_read import ChunkCheck
+from orbit_ckpt._src.storage.chunk_check import ChunkCheck, check_chunks
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.integrity import measure_file
 from orbit_ckpt._src.storage.located import LocatedChunks
@@ -32,8 +32,7 @@ class ChunkUnit(Struct, frozen=True):
 
 def check_unit(unit: ChunkUnit) -> ChunkCheck:
     """Read chunks to their ends."""
-    reader = unit.located.open()
-    return reader.check(unit.chunks, max_bytes=unit.max_bytes)
+    return check_chunks(unit.located.open(), unit.chunks, max_bytes=unit.max_bytes)
 
 
 class FileUnit(Struct, frozen=True):
