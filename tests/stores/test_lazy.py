@@ -80,7 +80,7 @@ def test_checkpoints_of_a_store_are_compared(store: str) -> None:
 def test_arrays_that_do_not_fit_the_budget_are_compared(
     store: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt._src.storage.value_read.MAX_OBJECT_AHEAD_BYTES", 100_000)
+    monkeypatch.setattr("orbit_ckpt._src.storage.value_read.OBJECT_ALONE_BYTES", 100_000)
     handler = ocp.PyTreeHandler(use_compression=compressed)
     changed: dict[str, Any] = values()
     changed["w"][599, 99] += 1

@@ -23,6 +23,7 @@ from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import DIGESTS, OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import OWN_CHECKSUM, DatabaseRecord, Manifest
 from orbit_ckpt._src.storage.ocdbt import databases_below, read_index
+from orbit_ckpt._src.storage.read_shares import in_requests
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import clone_file, sync_file
 from orbit_ckpt._src.storage.value_read import ValueReader
@@ -245,10 +246,11 @@ def _copy(values: Mapping[str, Extent], writer: DatabaseWriter) -> int:
     Returns:
         The bytes copied. Keys of one place have one copy.
     """
-    ordered = sorted(values.items(), key=lambda item: (item[1].file, item[1].offset))
+    ordered = dict(sorted(values.items(), key=lambda item: (item[1].file, item[1].offset)))
     copies: dict[Extent, str] = {}
     with ValueReader(0) as reader:
-        for key, value in ordered:
+        for key in in_requests(ordered, reader):
+            value = ordered[key]
             first = copies.setdefault(value, key)
             if first != key:
                 writer.copy_entry(key, first)

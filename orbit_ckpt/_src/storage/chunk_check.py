@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from msgspec import Struct
@@ -11,8 +11,8 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead, damaged_chunk, stored_size
-from orbit_ckpt._src.storage.layout import Extent, Value
-from orbit_ckpt._src.storage.read_shares import share_by_place
+from orbit_ckpt._src.storage.layout import Value
+from orbit_ckpt._src.storage.read_shares import in_requests
 from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.storage.value_read import ValueReader
 
@@ -70,28 +70,13 @@ def check_chunks(
         else:
             errors[i] = reader.chunks.missing(read, key)
     with reader.reading(0) as reading:
-        for i in _in_objects(reader, values, reading, max_bytes):
+        for i in in_requests(values, reading, max_bytes=max_bytes):
             read, index = chunks[i]
             error = _check(reader, read, index, values[i], reading, max_bytes)
             if error is not None:
                 errors[i] = error
     nbytes = sum(map(stored_size, values.values()))
     return ChunkCheck([errors[i] for i in sorted(errors)], nbytes, absent)
-
-
-def _in_objects(
-    reader: BatchReader, values: dict[int, Value], reading: ValueReader, max_bytes: int
-) -> Iterator[int]:
-    """Yield the numbers of chunks in the order in which fewest requests read them."""
-    store = reader.store
-    if not store.is_remote or store.has_object_per_value:
-        yield from values
-        return
-    numbers = list(values)
-    places = [value if type(value) is Extent else None for value in values.values()]
-    for share in share_by_place(places, threads=1, max_bytes=max_bytes):
-        reading.expect(share.place)
-        yield from (numbers[i] for i in share.positions)
 
 
 def _check(

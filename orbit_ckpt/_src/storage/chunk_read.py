@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -19,11 +19,12 @@ from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.plain_stream import PlainStream, is_plain
+from orbit_ckpt._src.storage.read_shares import in_requests
 from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_find import ValueFinder
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
-    MAX_OBJECT_AHEAD_BYTES,
+    OBJECT_ALONE_BYTES,
     ValueReader,
     open_value,
     part_of,
@@ -88,8 +89,8 @@ class ChunkReader(ValueFinder):
 
     def __init__(self, store: ValueStore) -> None:
         super().__init__(store)
-        self._max_gap_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else PAGE_BYTES
-        self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
+        self._max_gap_bytes = OBJECT_ALONE_BYTES if store.is_remote else PAGE_BYTES
+        self._alone_bytes = OBJECT_ALONE_BYTES if store.is_remote else SMALL_BYTES
 
     def read(self, read: ArrayRead, reading: ValueReader) -> list[HostArray]:
         """Read the regions of an array, each chunk once; the results are owned by the caller.
@@ -102,9 +103,20 @@ class ChunkReader(ValueFinder):
         if len(read.regions) == 1 and read.regions[0].shape == layout.chunk_shape == layout.shape:
             self._read_chunk(read, (0,) * len(layout.shape), byte_view(results[0]), reading)
             return results
-        for index, parts in parts_by_chunk(read.regions, layout.chunk_shape).items():
-            self.fill(read, index, parts, results, reading)
+        found = parts_by_chunk(read.regions, layout.chunk_shape)
+        for index in self._in_requests(read, list(found), reading):
+            self.fill(read, index, found[index], results, reading)
         return results
+
+    def _in_requests(
+        self, read: ArrayRead, indices: Sequence[Shape], reading: ValueReader
+    ) -> Iterable[Shape]:
+        """Return chunks of an array in the order in which fewest requests read them."""
+        if not self._store.is_remote or len(indices) == 1:
+            return indices
+        keys = [read.layout.chunk_key(read.name, index) for index in indices]
+        values = self.find_all([read.path] * len(keys), keys)
+        return in_requests(dict(zip(indices, values, strict=True)), reading)
 
     def allocate(self, read: ArrayRead, arena: Arena | None = None) -> list[HostArray]:
         """Return uninitialized arrays for the regions of an array.

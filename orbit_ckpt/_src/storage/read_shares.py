@@ -1,14 +1,15 @@
-"""Divide units of a read into shares, each of which one thread reads."""
+"""Share what is read of a store: what lies together, by one request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
-from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
-from orbit_ckpt._src.storage.layout import Extent
-from orbit_ckpt._src.storage.value_read import MAX_OBJECT_AHEAD_BYTES
+from orbit_ckpt._src.storage.layout import Extent, Value
+from orbit_ckpt._src.storage.store_path import is_store_url
+from orbit_ckpt._src.storage.value_read import OBJECT_ALONE_BYTES, ValueReader
 
 _MAX_REQUEST_BYTES = 1 << 23
 _MIN_REQUEST_BYTES = 1 << 20
@@ -18,6 +19,8 @@ _MAX_GAP_BYTES = 1 << 16
 """Gaps between values of an object up to this size are read too."""
 
 _NOWHERE = Extent("", 0, 0)
+
+K = TypeVar("K")
 
 
 class Share(Struct, frozen=True, gc=False):
@@ -32,27 +35,6 @@ class Share(Struct, frozen=True, gc=False):
 
     positions: Sequence[int]
     place: Extent | None = None
-
-
-def share_by_size(sizes: Sequence[int], threads: int) -> list[Share]:
-    """Share units in order, about the same number of bytes to each thread.
-
-    Args:
-        sizes: The number of bytes of every unit.
-        threads: Number of threads.
-    """
-    small = [i for i, size in enumerate(sizes) if size < SMALL_BYTES]
-    large = [i for i, size in enumerate(sizes) if size >= SMALL_BYTES]
-    target = sum(sizes[i] for i in large) / threads
-    shares: list[list[int]] = [small]
-    held = target
-    for i in large:
-        if held >= target:
-            shares.append([])
-            held = 0
-        shares[-1].append(i)
-        held += sizes[i]
-    return [Share(share) for share in shares if share]
 
 
 def share_by_place(
@@ -79,7 +61,7 @@ def share_by_place(
         if run and not (is_near and stop - start <= limit):
             shares.append(Share(run, Extent(file, start, end - start)))
             run = []
-        if place.length >= MAX_OBJECT_AHEAD_BYTES:
+        if place.length >= OBJECT_ALONE_BYTES:
             shares.append(Share([i], _NOWHERE))
             continue
         if not run:
@@ -89,3 +71,28 @@ def share_by_place(
     if run:
         shares.append(Share(run, Extent(file, start, end - start)))
     return shares
+
+
+def in_requests(
+    values: Mapping[K, Value | None],
+    reading: ValueReader,
+    *,
+    max_bytes: int = _MAX_REQUEST_BYTES,
+) -> Iterator[K]:
+    """Yield the keys of values in the order in which fewest requests read them.
+
+    Args:
+        values: The values, or their places.
+        reading: Reads each value while its key is the last one.
+        max_bytes: Maximum size of a request for several values.
+    """
+    places = {
+        key: value
+        for key, value in values.items()
+        if type(value) is Extent and is_store_url(value.file)
+    }
+    yield from (key for key in values if key not in places)
+    keys = list(places)
+    for share in share_by_place(list(places.values()), 1, max_bytes=max_bytes):
+        reading.expect(share.place or _NOWHERE)
+        yield from (keys[i] for i in share.positions)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.read_shares import Share, share_by_place, share_by_size
+from orbit_ckpt._src.storage.read_shares import Share, share_by_place
 from orbit_ckpt._src.storage.read_units import ReadUnits
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
@@ -46,7 +47,7 @@ class ReadThreads:
             return [Share([i]) for i in range(len(units.sizes))]
         if self._is_remote:
             return share_by_place(units.places(), _REQUESTS)
-        return share_by_size(units.sizes, _THREADS)
+        return _share_by_size(units.sizes, _THREADS)
 
     async def run(self, read: Callable[[Share], None], shares: Iterable[Share]) -> None:
         """Read shares in threads; after one has failed, no other begins.
@@ -85,3 +86,24 @@ class ReadThreads:
             yield call
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _share_by_size(sizes: Sequence[int], threads: int) -> list[Share]:
+    """Share units in order, about the same number of bytes to each thread.
+
+    Args:
+        sizes: The number of bytes of every unit.
+        threads: Number of threads.
+    """
+    small = [i for i, size in enumerate(sizes) if size < SMALL_BYTES]
+    large = [i for i, size in enumerate(sizes) if size >= SMALL_BYTES]
+    target = sum(sizes[i] for i in large) / threads
+    shares: list[list[int]] = [small]
+    held = target
+    for i in large:
+        if held >= target:
+            shares.append([])
+            held = 0
+        shares[-1].append(i)
+        held += sizes[i]
+    return [Share(share) for share in shares if share]

@@ -27,8 +27,10 @@ MAX_AHEAD_BYTES = 1 << 20
 _OBJECT = -1
 """Replaces a file's descriptor for an object of a store."""
 
-MAX_OBJECT_AHEAD_BYTES = 1 << 22
-"""The same for objects of a store, from the first value on; larger values are read alone."""
+OBJECT_ALONE_BYTES = 1 << 22
+"""Values of an object of a store from this size on are read by requests of their own."""
+
+_NOWHERE = Extent("", 0, 0)
 
 _STREAM_BYTES = 1 << 23
 
@@ -81,10 +83,10 @@ class ValueReader:
         self.nbytes = 0
         self._descriptors: dict[str, int] = {}
         self._window = memoryview(b"")
-        self._window_place = Extent("", 0, 0)
+        self._window_place = _NOWHERE
         self._scratch = bytearray()
         self._buffer = memoryview(b"")
-        self._expected: Extent | None = None
+        self._expected = _NOWHERE
 
     def __enter__(self) -> ValueReader:
         return self
@@ -115,16 +117,18 @@ class ValueReader:
             start = 0
         return self._window[start : start + value.length]
 
-    def expect(self, place: Extent | None) -> None:
-        """Of objects of a store, read ahead only one place, with its first value; None for none."""
-        self._expected = place or Extent("", 0, 0)
+    def expect(self, place: Extent) -> None:
+        """Read a place in an object of a store with the first value in it, which is read next.
+
+        Of other objects nothing is read ahead.
+        """
+        self._expected = place
 
     def _is_ahead(self, value: Extent) -> bool:
         """Return whether a value was read ahead, or will be if it is read now."""
         places = self._window_place, self._expected
         return not isinstance(value, Pieces) and any(
-            place is not None
-            and place.file == value.file
+            place.file == value.file
             and place.offset <= value.offset
             and value.offset + value.length <= place.offset + place.length
             for place in places
@@ -133,11 +137,9 @@ class ValueReader:
     def _ahead_in_object(self, value: Extent) -> int:
         """Return how many bytes to read from a value of an object on; never expect them again."""
         expected = self._expected
-        if expected is None:
-            return MAX_OBJECT_AHEAD_BYTES
         if value.file != expected.file or value.offset < expected.offset:
             return 0
-        self.expect(None)
+        self._expected = _NOWHERE
         return expected.offset + expected.length - value.offset
 
     def _read_ahead(self, value: Extent) -> None:
@@ -149,7 +151,7 @@ class ValueReader:
         if self._open(value.file) == _OBJECT:  # a request costs as much as many bytes
             ahead = self._ahead_in_object(value)
         nbytes = max(value.length, ahead)
-        self._window_place = Extent("", 0, 0)  # the last window is overwritten
+        self._window_place = _NOWHERE  # the last window is overwritten
         if len(self._scratch) < nbytes:
             self._scratch = bytearray(nbytes)
         place = Extent(value.file, value.offset, nbytes)
@@ -260,7 +262,7 @@ def open_value(value: Value) -> Callable[[int], bytes]:
     if isinstance(value, bytes):
         return io.BytesIO(value).read
     if is_store_url(value.file):
-        return _stream_object(value, MAX_OBJECT_AHEAD_BYTES)
+        return _stream_object(value, OBJECT_ALONE_BYTES)
     position = 0
 
     def read(size: int) -> bytes:
