@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,43 @@ def test_a_load_adds_one_round_for_the_data(s3: str, proxy: Proxy) -> None:
     assert (count, rounds) == (8, 4), proxy.requests
     count, rounds = sent(proxy, lambda: ocp.load(f"{s3}/run"))
     assert (count, rounds) == (9, 4), proxy.requests
+
+
+@pytest.mark.parametrize("nbytes", [10_000, 300_000])
+def test_leaves_that_lie_together_are_read_by_one_request_each_once(
+    s3: str, proxy: Proxy, nbytes: int
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (12_000_000 // nbytes, nbytes), np.uint8)
+    ocp.save(f"{s3}/run/1", {f"leaf{i}": row for i, row in enumerate(values)})
+    found: dict[str, Any] = {}
+    count, rounds = sent(proxy, lambda: found.update(ocp.load(f"{s3}/run/1")))
+    assert all(np.array_equal(found[f"leaf{i}"], row) for i, row in enumerate(values))
+    assert count <= 7 + 16, proxy.requests
+    assert rounds == 4, proxy.requests
+    assert proxy.nbytes < 1.1 * values.nbytes  # with the index and documents
+    proxy.clear()
+    ocp.verify(f"{s3}/run/1")
+    assert proxy.nbytes < 1.2 * values.nbytes
+
+
+def test_the_end_of_a_chunk_has_no_request_of_its_own(s3: str, proxy: Proxy) -> None:
+    large = np.random.default_rng(0).integers(0, 256, 1 << 23, np.uint8)
+    for compressed in (False, True):  # with its checksum, and in a frame that is slightly larger
+        step = f"{s3}/run/{compressed}"
+        handler = ocp.PyTreeHandler(use_compression=compressed)
+        ocp.Checkpointer(handler).save(step, {"a": large})
+        count, _ = sent(proxy, lambda step=step: ocp.load(step))
+        assert count == 8, proxy.requests
+
+
+def test_a_lazy_array_reads_its_own_bytes(s3: str, proxy: Proxy) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (40, 100_000), np.uint8)
+    ocp.save(f"{s3}/run/1", {f"leaf{i}": row for i, row in enumerate(values)})
+    found = ocp.load(f"{s3}/run/1", lazy=True)
+    proxy.clear()
+    np.testing.assert_array_equal(found["leaf7"].get(), values[7])
+    assert len(proxy.requests) == 2, proxy.requests  # and whether it is still the same checkpoint
+    assert proxy.nbytes < 1.1 * values[7].nbytes
 
 
 def test_a_manager_restores_with_few_requests(s3: str, proxy: Proxy) -> None:

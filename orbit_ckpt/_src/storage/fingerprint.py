@@ -64,7 +64,9 @@ class OpenedDirectory(Struct, frozen=True):
 
     @contextlib.contextmanager
     def reading(self, where: str) -> Generator[None]:
-        """Ensure that all reads in a `with` block are of this directory.
+        """Ensure that all reads in a `with` block were of this directory.
+
+        One look after them is enough, a directory that was replaced never comes back.
 
         Args:
             where: What is read, for messages.
@@ -73,7 +75,6 @@ class OpenedDirectory(Struct, frozen=True):
             CheckpointNotFoundError: The checkpoint has been deleted, moved or replaced.
             StorageError: The storage refused a read.
         """
-        self._check(where)
         try:
             with storage_errors(self.path, f"reading {where}", _ADVICE):
                 yield
