@@ -104,6 +104,34 @@ def test_a_lazy_array_reads_its_own_bytes(s3: str, proxy: Proxy) -> None:
     assert proxy.nbytes < 1.1 * values[7].nbytes
 
 
+@pytest.mark.parametrize("max_bytes", [1 << 30, 400_000])
+def test_a_conversion_reads_small_leaves_together(
+    s3: str, proxy: Proxy, tmp_path: Path, max_bytes: int
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (100, 20_000), np.uint8)
+    tree = {f"leaf{i}": row for i, row in enumerate(values)}
+    ocp.save(f"{s3}/run/1", {**tree, "tied": tree["leaf0"]})
+    proxy.clear()
+    ocp.convert(f"{s3}/run/1", tmp_path / "x.safetensors", to="safetensors", max_bytes=max_bytes)
+    found = ocp.load(tmp_path / "x.safetensors")
+    assert all(np.array_equal(found[f"leaf{i}"], row) for i, row in enumerate(values))
+    assert np.array_equal(found["tied"], values[0])
+    assert len(proxy.requests) < (25 if max_bytes > values.nbytes else 75), proxy.requests
+    assert proxy.nbytes < 1.2 * values.nbytes
+
+
+def test_a_conversion_names_the_damaged_one_of_small_leaves(s3: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (10, 20_000), np.uint8)
+    ocp.save(f"{s3}/run/1", {f"leaf{i}": row for i, row in enumerate(values)})
+    file = next(iter((StorePath(f"{s3}/run/1") / "d").iterdir()))
+    data = bytearray(file.read_bytes())
+    data[data.index(values[6].tobytes()) + 100] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(ocp.errors.CorruptionError, match="leaf6"):
+        ocp.convert(f"{s3}/run/1", tmp_path / "x.safetensors", to="safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_manager_restores_with_few_requests(s3: str, proxy: Proxy) -> None:
     with ocp.CheckpointManager(f"{s3}/run") as run:
         run.save(1, TREE)

@@ -59,7 +59,7 @@ from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.expected_mesh import ExpectedMesh, as_expected_meshes
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.tree.flatten import flatten
-from orbit_ckpt._src.type_handlers.lazy import LazyArray
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, read_ahead
 from orbit_ckpt._src.verify.report import Damage
 from orbit_ckpt._src.verify.verifier import verify_files
 
@@ -268,6 +268,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         lazy=True,
         reader=reader,
     )
+    if executor is None:  # whose workers read in parallel
+        flat = flatten(tree)
+        tree = flat.unflatten(read_ahead(flat.values, max_bytes // 4))
     if progress is not None:
         tree = _watched(tree, progress)
     found = metadata(src, reader=reader).custom_metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
@@ -16,6 +16,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dt
 from orbit_ckpt._src.arrays.indexing import Selection, select
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
+from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream, read_to_end
@@ -29,6 +30,10 @@ from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batc
 from orbit_ckpt._src.type_handlers.capabilities import LazyReader
 from orbit_ckpt._src.type_handlers.described import key_type_of
 from orbit_ckpt._src.type_handlers.prng import wrap_keys
+from orbit_ckpt._src.type_handlers.read_ahead import ReadAhead
+
+_MAX_AHEAD_BYTES = 1 << 20
+"""Larger arrays are read alone: their data takes longer than the wait for an answer."""
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):
@@ -48,6 +53,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         key_dtype: Their dtype.
         key_rank: Number of trailing dimensions of their data.
         progress: Called with the size in bytes of every block read in order.
+        ahead: Reads it, if it is read whole, together with others.
     """
 
     info: ParamInfo
@@ -61,6 +67,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
     key_dtype: DType | None = None
     key_rank: int = 0
     progress: Callable[[int], object] | None = None
+    ahead: ReadAhead | None = None
 
     @property
     def dtype(self) -> DType:
@@ -115,6 +122,10 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             CorruptionError: Stored data is missing or damaged.
             TreeMismatchError: Integers do not fit the requested dtype.
         """
+        known = self._read_ahead(region, max_bytes)
+        if known is not None:
+            yield self._next(self._cast(known))
+            return
         elements = max(1, max_bytes // self.widest_dtype.itemsize)
         layout = self.read.layout
         with self.directory.reading(self.info.label):
@@ -145,7 +156,8 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         reader = load_batch_of(self.info).reader
         grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
         fits = math.prod(grid[1:]) * DECODER_BYTES <= max_bytes
-        if self.shape != layout.shape or not reader.can_stream(layout) or not fits:
+        is_ahead = self.ahead is not None
+        if is_ahead or self.shape != layout.shape or not reader.can_stream(layout) or not fits:
             yield from self.blocks(whole(self.shape), block_bytes)
             return
         stream = RegionStream(reader, self.read)
@@ -168,6 +180,13 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         """
         with self.directory.reading(self.info.label):
             read_to_end(load_batch_of(self.info).reader, self.read, max_bytes)
+
+    def _read_ahead(self, region: Region, max_bytes: int) -> HostArray | None:
+        """Return the stored values of a region if it is all, and they are read with others."""
+        if self.ahead is None or region != whole(self.shape):
+            return None
+        fits = region.size * self.widest_dtype.itemsize <= max_bytes
+        return self.ahead.take(self.read.name) if fits else None
 
     def _next(self, block: HostArray) -> HostArray:
         if self.progress is not None:
@@ -353,3 +372,29 @@ class LazyHostArray(LazyArray):
     """A lazy array with numpy values; a separate class, because handlers are chosen by class."""
 
     __slots__ = ()
+
+
+def read_ahead(leaves: Sequence[object], max_bytes: int) -> list[object]:
+    """Return leaves whose small lazy arrays in stores are read ahead, in this order.
+
+    Args:
+        leaves: Lazy arrays and other leaves.
+        max_bytes: Maximum bytes held.
+    """
+    small: dict[BatchReader, list[LazyLeaf]] = {}
+    for leaf in leaves:
+        if isinstance(leaf, LazyArray) and leaf.nbytes <= _MAX_AHEAD_BYTES:
+            reader = load_batch_of(leaf.leaf.info).reader
+            if reader.store.is_remote and leaf.leaf.shape == leaf.leaf.read.layout.shape:
+                small.setdefault(reader, []).append(leaf.leaf)
+    found: dict[int, LazyLeaf] = {}
+    for reader, group in small.items():
+        reads = [structs.replace(o.read, regions=(whole(o.shape),)) for o in group]
+        ahead = ReadAhead(reader, group[0].directory, reads, max_bytes // len(small))
+        found.update((id(leaf), structs.replace(leaf, ahead=ahead)) for leaf in group)
+    return [
+        type(leaf)(found[id(leaf.leaf)])
+        if isinstance(leaf, LazyArray) and id(leaf.leaf) in found
+        else leaf
+        for leaf in leaves
+    ]
