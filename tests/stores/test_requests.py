@@ -84,6 +84,14 @@ def test_leaves_that_lie_together_are_read_by_one_request_each_once(
     assert proxy.nbytes < 1.2 * values.nbytes
 
 
+def test_chunks_that_are_objects_are_verified_side_by_side(s3: str, proxy: Proxy) -> None:
+    tree = {f"leaf{i}": np.full(2000, i) for i in range(64)}
+    ocp.Checkpointer(ocp.PyTreeHandler(use_ocdbt=False)).save(f"{s3}/run/1", tree)
+    count, rounds = sent(proxy, lambda: ocp.verify(f"{s3}/run/1"))
+    assert count > 64, proxy.requests
+    assert rounds < count / 4, (count, rounds)
+
+
 def test_the_end_of_a_chunk_has_no_request_of_its_own(s3: str, proxy: Proxy) -> None:
     large = np.random.default_rng(0).integers(0, 256, 1 << 23, np.uint8)
     for compressed in (False, True):  # with its checksum, and in a frame that is slightly larger

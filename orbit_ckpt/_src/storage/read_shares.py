@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.store_path import is_store_url
-from orbit_ckpt._src.storage.value_read import OBJECT_ALONE_BYTES, ValueReader
+from orbit_ckpt._src.storage.value_read import NOWHERE, OBJECT_ALONE_BYTES, ValueReader
 
 _MAX_REQUEST_BYTES = 1 << 23
 _MIN_REQUEST_BYTES = 1 << 20
@@ -17,8 +17,6 @@ _MIN_REQUEST_BYTES = 1 << 20
 
 _MAX_GAP_BYTES = 1 << 16
 """Gaps between values of an object up to this size are read too."""
-
-_NOWHERE = Extent("", 0, 0)
 
 K = TypeVar("K")
 
@@ -51,18 +49,18 @@ def share_by_place(
     nbytes = sum(place.length for place in places if place)
     limit = min(max_bytes, max(_MIN_REQUEST_BYTES, nbytes // threads))
     others = [i for i, place in enumerate(places) if place is None]
-    shares = [Share(others[i::threads], _NOWHERE) for i in range(min(threads, len(others)))]
+    shares = [Share(others[i::threads], NOWHERE) for i in range(min(threads, len(others)))]
     run: list[int] = []
     file, start, end = "", 0, 0
     for _, _, i in found:
-        place = places[i] or _NOWHERE
+        place = places[i] or NOWHERE
         is_near = place.file == file and place.offset - end <= _MAX_GAP_BYTES
         stop = max(end, place.offset + place.length) if is_near else 0
         if run and not (is_near and stop - start <= limit):
             shares.append(Share(run, Extent(file, start, end - start)))
             run = []
         if place.length >= OBJECT_ALONE_BYTES:
-            shares.append(Share([i], _NOWHERE))
+            shares.append(Share([i], NOWHERE))
             continue
         if not run:
             file, start, end = place.file, place.offset, place.offset
@@ -94,5 +92,5 @@ def in_requests(
     yield from (key for key in values if key not in places)
     keys = list(places)
     for share in share_by_place(list(places.values()), 1, max_bytes=max_bytes):
-        reading.expect(share.place or _NOWHERE)
+        reading.expect(share.place or NOWHERE)
         yield from (keys[i] for i in share.positions)

@@ -30,7 +30,7 @@ _OBJECT = -1
 OBJECT_ALONE_BYTES = 1 << 22
 """Values of an object of a store from this size on are read by requests of their own."""
 
-_NOWHERE = Extent("", 0, 0)
+NOWHERE = Extent("", 0, 0)
 
 _STREAM_BYTES = 1 << 23
 
@@ -83,10 +83,10 @@ class ValueReader:
         self.nbytes = 0
         self._descriptors: dict[str, int] = {}
         self._window = memoryview(b"")
-        self._window_place = _NOWHERE
+        self._window_place = NOWHERE
         self._scratch = bytearray()
         self._buffer = memoryview(b"")
-        self._expected = _NOWHERE
+        self._expected = NOWHERE
 
     def __enter__(self) -> ValueReader:
         return self
@@ -139,7 +139,7 @@ class ValueReader:
         expected = self._expected
         if value.file != expected.file or value.offset < expected.offset:
             return 0
-        self._expected = _NOWHERE
+        self._expected = NOWHERE
         return expected.offset + expected.length - value.offset
 
     def _read_ahead(self, value: Extent) -> None:
@@ -151,7 +151,7 @@ class ValueReader:
         if self._open(value.file) == _OBJECT:  # a request costs as much as many bytes
             ahead = self._ahead_in_object(value)
         nbytes = max(value.length, ahead)
-        self._window_place = _NOWHERE  # the last window is overwritten
+        self._window_place = NOWHERE  # the last window is overwritten
         if len(self._scratch) < nbytes:
             self._scratch = bytearray(nbytes)
         place = Extent(value.file, value.offset, nbytes)

@@ -60,11 +60,13 @@ class ChunkChecks:
         executor, findings = self._findings.executor, self._findings
         chunks = _chunks_of(reads)
         if executor is None:
-            groups = (
-                _groups(chunks, self._block, _UNIT_CHUNKS)
-                if self._reader.store.is_remote
-                else _groups(chunks, _GROUP_BYTES, _GROUP_CHUNKS)
-            )
+            store = self._reader.store
+            if store.has_object_per_value:  # every chunk is a request
+                groups = _groups(chunks, self._block, 1)
+            elif store.is_remote:
+                groups = _groups(chunks, self._block, _UNIT_CHUNKS)
+            else:
+                groups = _groups(chunks, _GROUP_BYTES, _GROUP_CHUNKS)
             with self._reader.threads.running() as run:
                 found = await run_all(self._check_here(group, run) for group in groups)
         else:

@@ -229,18 +229,28 @@ async def check_arrays(
     Returns:
         The arrays that exist.
     """
-    reads: list[ArrayRead] = []
-    for record in records:
-        try:
-            (layout,) = reader.layouts([(record.path, record.name)])
-        except CheckpointError as error:
-            findings.record(error, leaf=format_path(record.path))
-        else:
-            reads.append(ArrayRead(record.path, record.name, layout, ()))
+    reads = _open_arrays(reader, records, findings)
     found = await ChunkChecks(reader, findings, is_known).run(reads)
     absent = sum(check.absent for check in found)
     findings.skip(directory, "chunks that are not there: they stand for zeros, or are lost", absent)
     return reads
+
+
+def _open_arrays(
+    reader: BatchReader, records: Sequence[LeafRecord], findings: Findings
+) -> list[ArrayRead]:
+    """Return reads of arrays; one whose layout is damaged is recorded and left out."""
+    try:
+        layouts = reader.layouts([(record.path, record.name) for record in records])
+    except CheckpointError as error:
+        if len(records) == 1:
+            findings.record(error, leaf=format_path(records[0].path))
+            return []
+        return [read for record in records for read in _open_arrays(reader, [record], findings)]
+    return [
+        ArrayRead(record.path, record.name, layout, ())
+        for record, layout in zip(records, layouts, strict=True)
+    ]
 
 
 def _knows(directory: CheckedDirectory) -> Callable[[Value], bool]:
