@@ -416,6 +416,7 @@ def incremental(directory: Path) -> None:
     reused = save(directory / "1", directory / "0", step=8)
     assert reused.why_not is None
     assert reused.referred > 10_000  # each process shares its own part
+    barrier_or_fail("read step 1", range(2))  # the other process still reads it
     if index == 1:
         largest = max((directory / "1/ocdbt.process_1/d").iterdir(), key=lambda f: f.stat().st_size)
         largest.unlink()
