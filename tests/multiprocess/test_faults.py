@@ -48,9 +48,17 @@ class Run:
         self.environment = dict(environment or {})
         self.durable = 0
 
-    def begin(self, faults: list[Any], *, background: bool, endless: bool = False) -> Life:
-        # where the first process is lost, JAX itself has to end the others
-        loses_first = endless or any(victim == 0 for _, _, victim in faults)
+    def begin(self, faults: list[Any], *, background: bool, struck: int | None = None) -> Life:
+        """Begin a life.
+
+        Args:
+            faults: What happens in it: phases, actions and victims.
+            background: Whether it saves in the background.
+            struck: The process that a signal from outside will hit; it then runs until that.
+        """
+        # Where the first process is lost, JAX itself has to end the others. Otherwise its heartbeat
+        # must not be what ends them: it could come before what this library says, on a slow machine
+        loses_first = 0 in (struck, *(victim for _, _, victim in faults))
         plan = {
             "root": self.root,
             "environment": self.environment,
@@ -58,7 +66,7 @@ class Run:
             "timeout_s": DEADLINE_S,
             "heartbeat_s": HEARTBEAT_S if loses_first else 100,
             "faults": faults,
-            "endless": endless,
+            "endless": struck is not None,
         }
         return Life(COUNT, plan, self.logs)
 
@@ -217,7 +225,7 @@ def test_random_faults(run: Run) -> None:
 
 def strike(run: Run, rng: random.Random, action: str, victim: int, *, background: bool) -> Life:
     """Let something happen to a process at a random moment."""
-    life = run.begin([], background=background, endless=True)
+    life = run.begin([], background=background, struck=victim)
     assert life.listen("durable", ENDED_S), run.text(life)
     life.listen("nothing", rng.uniform(0, 0.5))
     life.signal(victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
