@@ -1,6 +1,6 @@
 """Run one function on many units of work, in the processes of an executor.
 
-The executor is the caller's: a process pool, Dask's, Ray's, MPI's. It alone decides where units run
+The executor is the caller's: a process pool, Dask's, MPI's. It alone decides where units run
 and whether a lost one runs again. Units and results are pickled; a unit describes its work fully,
 so that any process can do it, and reading it twice does no harm.
 """
