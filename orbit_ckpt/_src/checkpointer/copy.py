@@ -248,14 +248,11 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     if max_shard_bytes is not None:
         check_int("max_shard_bytes", max_shard_bytes, least=1)
     check_patterns({"inline": inline})
-    if inline is not None and to != "t5x":
-        raise ValueError(f"inline is for to='t5x' only, found to={to!r}; leave it out.")
+    _check_only_for("t5x", to, "inline", is_given=inline is not None)
     meshes = as_expected_meshes(expected_meshes)
-    if meshes and to != ORBIT:
-        raise ValueError(f"expected_meshes is for to='orbit' only, found to={to!r}; leave it out.")
+    _check_only_for(ORBIT, to, "expected_meshes", is_given=bool(meshes))
     check_executor(executor)
-    if executor is not None and to != ORBIT:
-        raise ValueError(f"executor is for to='orbit' only, found to={to!r}; leave it out.")
+    _check_only_for(ORBIT, to, "executor", is_given=executor is not None)
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
@@ -340,6 +337,16 @@ def rechunk(  # noqa: PLR0913 - all optional, each about one thing
         expected_meshes=expected_meshes,
         executor=executor,
     )
+
+
+def _check_only_for(only: str, to: str, option: str, *, is_given: bool) -> None:
+    """Check that an option of one format is not given for another one.
+
+    Raises:
+        ValueError: It is; names both formats.
+    """
+    if is_given and to != only:
+        raise ValueError(f"{option} is for to={only!r} only, found to={to!r}; leave it out.")
 
 
 def _writes_to_stores(writer: WritableFormat) -> bool:
