@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections import Counter
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,66 @@ def test_a_lost_worker_of_a_process_pool_is_an_error(tmp_path: Path) -> None:
         pytest.raises(WorkerLostError, match=r"ended before its work was done.*fewer workers"),
     ):
         ocp.verify(tmp_path / "c", executor=Mortal(pool))
+
+
+class Faulty(Executor):
+    """Reports errors of its own for the first attempts of each unit, as Dask's does at times."""
+
+    def __init__(self, pool: Executor, error: BaseException, times: int) -> None:
+        self.pool = pool
+        self.error = error
+        self.times = times
+        self.failed: Counter[str] = Counter()
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        unit = repr(args[1])
+        if self.failed[unit] == self.times:
+            return self.pool.submit(fn, *args, **kwargs)
+        self.failed[unit] += 1
+        future: Future[Any] = Future()
+        if isinstance(self.error, CancelledError):
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            future.set_exception(self.error)
+        return future
+
+
+def test_what_an_executor_fails_is_done_again(pool: Executor, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(9))
+    damage_chunk(tmp_path / "c", "w3/c/0")
+    alone = report_of(tmp_path / "c")
+    executor = Faulty(pool, TypeError("cannot unpack non-iterable ChunkCheck object"), 2)
+    assert report_of(tmp_path / "c", executor=executor) == alone
+    assert len(executor.failed) > 8
+    with pytest.raises(MemoryError, match="one machine's"):
+        report_of(tmp_path / "c", executor=Faulty(pool, MemoryError("one machine's"), 3))
+
+
+def test_an_executor_that_cancels_work_is_an_error(pool: Executor, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", rows(9))
+    with pytest.raises(WorkerLostError, match="Faulty cancelled work that was given to it"):
+        ocp.verify(tmp_path / "c", executor=Faulty(pool, CancelledError(), 1))
+
+
+@pytest.mark.slow  # starts a Dask cluster of two processes
+def test_a_dask_cluster_answers_no_call_with_the_result_of_another(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    ocp.save(tmp_path / "c", rows(9))
+    held: list[Any] = []
+    with (
+        distributed.LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+
+        def submit(*args: Any, **kwargs: Any) -> Any:
+            held.append(submit_to_dask(*args, **kwargs))
+            return held[-1]
+
+        submit_to_dask, client.submit = client.submit, submit
+        assert "intact" in report_of(tmp_path / "c", executor=client.get_executor())
+        damage_chunk(tmp_path / "c", "w3/c/0")
+        assert "w3" in report_of(tmp_path / "c", executor=client.get_executor())
 
 
 @pytest.mark.slow  # starts a Dask cluster of four processes

@@ -2,27 +2,30 @@
 
 The executor is the caller's: a process pool, Dask's, MPI's. It alone decides where units run
 and whether a lost one runs again. Units and results are pickled; a unit describes its work fully,
-so that any process can do it, and reading it twice does no harm.
+so that any process can do it, and doing it twice does no harm.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar, cast
 
-from orbit_ckpt._src.errors import WorkerLostError
+from orbit_ckpt._src.errors import CheckpointError, WorkerLostError
 
 UNIT_BYTES = 1 << 25
 """Bytes of a unit: 10 ms of work or more, besides which the cost of sending it is small."""
 
 _IN_FLIGHT = 1024
 """Units submitted at once: more than workers, few enough to hold."""
+
+_ATTEMPTS = 3
+"""Times that a unit is submitted when the executor or a machine fails it."""
 
 U = TypeVar("U")
 K = TypeVar("K")
@@ -50,7 +53,10 @@ async def run_units(
 ) -> list[R]:
     """Run a function on units in an executor's workers; return its results in order.
 
-    After the first error no other unit begins.
+    A unit that fails with an error that is none of this library's is submitted again: another
+    machine may have the memory or the disk that one lacked, and Dask reports a `TypeError` of its
+    own when a worker dies between its result and its reading. After the last attempt, or an error
+    of this library, no other unit begins.
 
     Args:
         executor: Runs them.
@@ -60,7 +66,8 @@ async def run_units(
         finished: Called with each unit and its result as it arrives, in no particular order.
 
     Raises:
-        WorkerLostError: The executor has lost a worker and does not repeat its work.
+        WorkerLostError: The executor has lost a worker and does not repeat its work, or has
+            cancelled the work.
     """
     source = iter(units)
     results: list[R] = []
@@ -73,10 +80,13 @@ async def run_units(
                 kept = cast(Kept[K], unit)
                 flying.append(asyncio.ensure_future(here(kept.work)))
                 continue
-            future = asyncio.wrap_future(executor.submit(function, unit))
-            flying.append(future)
-            if finished is not None:
-                future.add_done_callback(partial(_announce, unit, finished))
+            flying.append(asyncio.ensure_future(run(unit)))
+
+    async def run(unit: U) -> R:
+        result = await _submit(executor, function, unit)
+        if finished is not None:
+            finished(unit, result)
+        return result
 
     try:
         begin(_IN_FLIGHT)
@@ -84,12 +94,6 @@ async def run_units(
             results.append(await flying[0])
             flying.popleft()
             begin(1)
-    except BrokenExecutor as error:
-        raise WorkerLostError(
-            f"A worker of {type(executor).__name__} ended before its work was done: {error} It may "
-            "have run out of memory, or been killed. Nothing was damaged. Run it again with fewer "
-            "workers or less memory for each, or on a Dask cluster, which repeats lost work."
-        ) from error
     finally:
         for future in flying:
             future.cancel()
@@ -97,6 +101,37 @@ async def run_units(
     return results
 
 
-def _announce(unit: U, finished: Callable[[U, R], object], done: asyncio.Future[R]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        finished(unit, done.result())
+async def _submit(executor: Executor, function: Callable[[U], R], unit: U) -> R:
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            submitted = executor.submit(_call, function, unit, uuid.uuid4().hex)
+            return await asyncio.wrap_future(submitted)
+        except BrokenExecutor as error:
+            raise WorkerLostError(
+                f"A worker of {type(executor).__name__} ended before its work was done: {error} It "
+                "may have run out of memory, or been killed. Nothing was damaged. Run it again "
+                "with fewer workers or less memory for each, or on a Dask cluster, which repeats "
+                "lost work."
+            ) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise WorkerLostError(
+                f"{type(executor).__name__} cancelled work that was given to it. It was shut down, "
+                "or its connection to the workers was lost. Nothing was damaged. Run it again with "
+                "an executor that stays open."
+            ) from error
+        except CheckpointError:
+            raise
+        except Exception:
+            attempts -= 1
+            if not attempts:
+                raise
+
+
+def _call(function: Callable[[U], R], unit: U, unique: str) -> R:
+    """Call a function; `unique` keeps Dask from answering with what another call returned."""
+    del unique
+    return function(unit)
