@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from orbit_ckpt._src.arrays import slices
 from orbit_ckpt._src.arrays.slices import (
     Region,
+    band_shape,
     chunk_indices,
     chunk_region,
     default_chunk_shape,
@@ -175,3 +176,18 @@ def test_default_chunks_have_whole_rows(
     shape: tuple[int, ...], itemsize: int, expected: tuple[int, ...]
 ) -> None:
     assert default_chunk_shape(shape, itemsize) == expected
+
+
+@given(st.data())
+def test_bands_hold_consecutive_elements_and_consist_of_whole_chunks(data: st.DataObject) -> None:
+    shape, chunk_shape = data.draw(grids())
+    max_elements = data.draw(st.integers(0, 60))
+    band = band_shape(shape, chunk_shape)
+    parts = list(split_by_rows(whole(shape), band, max_elements))
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    found = [numbers[(*part.slices, ...)].reshape(-1) for part in parts]
+    assert np.concatenate(found).tolist() == list(range(math.prod(shape)))
+    for part in parts:
+        for start, stop, chunk, n in zip(part.start, part.stop, chunk_shape, shape, strict=True):
+            assert start % chunk == 0
+            assert stop % chunk == 0 or stop == n

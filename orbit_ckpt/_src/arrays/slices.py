@@ -130,6 +130,18 @@ def split_by_rows(region: Region, chunk_shape: Shape, max_elements: int) -> Iter
         yield from split_by_rows(Region(tuple(start), tuple(shape)), chunk_shape, max_elements)
 
 
+def band_shape(shape: Shape, chunk_shape: Shape) -> Shape:
+    """Return the shape of the smallest part of whole chunks whose elements follow one another.
+
+    `split_by_rows` with parts of this shape cuts an array into ranges of its elements in C order.
+    """
+    band: list[int] = []
+    for n, chunk in zip(shape, chunk_shape, strict=True):
+        is_row = all(extent == 1 for extent in band)
+        band.append(min(n, chunk) if is_row else n)
+    return tuple(band)
+
+
 def effective_chunk_bytes(
     write_nbytes: int, *, chunk_bytes: int | None, file_bytes: int
 ) -> int | None:

@@ -25,6 +25,7 @@ from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.checkpointer.wrong_arguments import check_patterns
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt._src.formats.base import (
+    DistributedWriter,
     Format,
     StoreWriter,
     WritableFormat,
@@ -222,8 +223,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         reader: The format of `src`, as for `load`.
         expected_meshes: For `"orbit"`: meshes that the copy will be loaded on, as for `save`; a
             leaf has the partition spec that it was saved with. Others keep the size of chunks.
-        executor: For `"orbit"`: where to read and write arrays, as for `verify`; its workers see
-            both paths. Leaves that rules compute are written by this process.
+        executor: Where to read and write arrays, as for `verify`; its workers see both paths.
+            Leaves that rules compute are written by this process.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -252,7 +253,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     meshes = as_expected_meshes(expected_meshes)
     _check_only_for(ORBIT, to, "expected_meshes", is_given=bool(meshes))
     check_executor(executor)
-    _check_only_for(ORBIT, to, "executor", is_given=executor is not None)
+    if not (executor is None or to == ORBIT or _uses_executor(writers[to])):
+        raise ValueError(f"to={to!r} is written by this process alone; leave executor out.")
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
@@ -275,10 +277,12 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}
     other = None if is_object or custom_metadata else found
-    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline)
+    request = WriteRequest(
+        path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline, executor
+    )
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
-            _save(request, other, meshes, executor)
+            _save(request, other, meshes)
         elif not (directory_of(request.path).has_local_files or _writes_to_stores(writers[to])):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
@@ -349,6 +353,10 @@ def _check_only_for(only: str, to: str, option: str, *, is_given: bool) -> None:
         raise ValueError(f"{option} is for to={only!r} only, found to={to!r}; leave it out.")
 
 
+def _uses_executor(writer: WritableFormat) -> bool:
+    return isinstance(writer, DistributedWriter) and writer.uses_executor
+
+
 def _writes_to_stores(writer: WritableFormat) -> bool:
     return isinstance(writer, StoreWriter) and writer.writes_to_stores
 
@@ -374,24 +382,18 @@ def _watched(tree: object, progress: Progress) -> object:
     return flat.unflatten(list(map(watch, flat.values)))
 
 
-def _save(
-    request: WriteRequest,
-    other: object,
-    meshes: Sequence[ExpectedMesh],
-    executor: Executor | None,
-) -> None:
+def _save(request: WriteRequest, other: object, meshes: Sequence[ExpectedMesh]) -> None:
     """Save in this library's format.
 
     Args:
         request: What to save.
         meshes: Meshes that it will be loaded on.
-        executor: Where to write stored arrays, None for this process.
         other: Custom metadata of the tree that is not a JSON object, which a step cannot hold.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
     memory = MemoryOptions(write_concurrent_bytes=request.max_bytes)
-    trees = TreeIO(memory=memory, executor=executor)
+    trees = TreeIO(memory=memory, executor=request.executor)
     kept = dict(request.metadata) or None
     save_args = expect_meshes(request.tree, meshes, None) if meshes else None
     item = trees.item(request.tree, save_args, kept if other is None else other)

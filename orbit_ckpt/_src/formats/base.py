@@ -160,6 +160,17 @@ class StoreWriter(Protocol):
     writes_to_stores: bool
 
 
+@runtime_checkable
+class DistributedWriter(Protocol):
+    """Optional addition to a `WritableFormat`: workers of an executor read and write arrays.
+
+    Attributes:
+        uses_executor: Whether `write` gives its arrays to `WriteRequest.executor`.
+    """
+
+    uses_executor: bool
+
+
 class BuiltIn(Struct, frozen=True):
     """A format of another program that this package reads.
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -29,7 +30,7 @@ from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.patterns import Patterns, join_name
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
-from orbit_ckpt._src.type_handlers.lazy import LazyArray
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
 _BLOCK_BYTES = 1 << 25
 
@@ -48,6 +49,7 @@ class WriteRequest(Struct, frozen=True):
         max_shard_bytes: Size above which a new file is begun, None for a single file.
         overwrite: Whether to replace a file that exists.
         inline: Patterns of arrays to write into the document of a T5X checkpoint.
+        executor: Where to read and write arrays; None for this process.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class WriteRequest(Struct, frozen=True):
     max_shard_bytes: int | None = None
     overwrite: bool = False
     inline: Patterns = None
+    executor: Executor | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -71,11 +74,13 @@ class ArrayStream(Struct, frozen=True):
         shape: Its shape.
         dtype: Its dtype, little-endian as its bytes are.
         blocks: Returns its values in blocks that follow one another in C order.
+        stored: The same array in its checkpoint; None if it is in memory.
     """
 
     shape: Shape
     dtype: DType
     blocks: Callable[[WriteRequest], Iterator[HostArray]]
+    stored: LazyLeaf | None = None
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +89,13 @@ class ArrayStream(Struct, frozen=True):
 
     def pieces(self, request: WriteRequest) -> Iterator[memoryview]:
         """Yield its bytes, little-endian, in C order."""
-        for block in self.blocks(request):
-            native = block.astype(block.dtype.newbyteorder("<"), copy=False)
-            yield byte_view(np.ascontiguousarray(native))
+        yield from map(little_endian_bytes, self.blocks(request))
+
+
+def little_endian_bytes(block: HostArray) -> memoryview:
+    """Return the bytes of values, little-endian, in C order."""
+    little = block.astype(block.dtype.newbyteorder("<"), copy=False)
+    return byte_view(np.ascontiguousarray(little))
 
 
 def array_stream(leaf: object) -> ArrayStream | None:
@@ -99,6 +108,7 @@ def array_stream(leaf: object) -> ArrayStream | None:
             leaf.shape,
             leaf.dtype.newbyteorder("<"),
             lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2),
+            lazy,
         )
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         host = cast(HostArray, leaf)

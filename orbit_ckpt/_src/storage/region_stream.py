@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
@@ -38,12 +38,13 @@ class RegionStream:
     Args:
         reader: Finds the chunks.
         read: The array, which the reader `can_stream`; its regions do not matter.
+        region: What the parts make up, a range of its elements in C order; None for all of it.
     """
 
-    def __init__(self, reader: BatchReader, read: ArrayRead) -> None:
+    def __init__(self, reader: BatchReader, read: ArrayRead, region: Region | None = None) -> None:
         self._reader = reader
         self._read = read
-        self._whole = whole(read.layout.shape)
+        self._whole = whole(read.layout.shape) if region is None else region
         self._check = reader.sums.begin(read, self._whole)
         self._open: dict[Shape, _OpenChunk] = {}
 
@@ -145,10 +146,37 @@ def _offset(index: Shape, shape: Shape) -> int:
     return position
 
 
-def decoder_bytes(layout: ZarrArray) -> int:
-    """Return the maximum bytes held by open chunks while an array is read in order."""
-    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
-    return math.prod(grid[1:]) * min(DECODER_BYTES, layout.chunk_nbytes)
+def read_in_order(
+    reader: BatchReader, read: ArrayRead, region: Region, *, block_bytes: int, max_bytes: int
+) -> Iterator[HostArray]:
+    """Yield a range of an array's elements as consecutive blocks.
+
+    Args:
+        reader: Reads its store.
+        read: The array; its regions do not matter.
+        region: A range of its elements in C order.
+        block_bytes: Approximate size of a block.
+        max_bytes: Maximum bytes held for open chunks, so that each is read once; if a row has more,
+            or TensorStore decodes them, they are read again for every block.
+
+    Raises:
+        CorruptionError: A chunk is missing or damaged, or the array is not the one that was saved.
+    """
+    layout = read.layout
+    if not reader.can_stream(layout) or decoder_bytes(layout, region) > max_bytes:
+        yield from reader.read_blocks(read, region, block_bytes)
+        return
+    stream = RegionStream(reader, read, region)
+    elements = max(1, block_bytes // layout.dtype.itemsize)
+    for part in split_by_rows(region, (1,) * len(region.shape), elements):
+        yield stream.next(part)
+
+
+def decoder_bytes(layout: ZarrArray, region: Region) -> int:
+    """Return the maximum bytes held by open chunks while a range of elements is read in order."""
+    rows = zip(region.start[1:], region.stop[1:], layout.chunk_shape[1:], strict=True)
+    at_once = math.prod(-(-stop // chunk) - start // chunk for start, stop, chunk in rows)
+    return at_once * min(DECODER_BYTES, layout.chunk_nbytes)
 
 
 def read_to_end(reader: BatchReader, read: ArrayRead, max_bytes: int) -> None:
@@ -163,13 +191,8 @@ def read_to_end(reader: BatchReader, read: ArrayRead, max_bytes: int) -> None:
     Raises:
         CorruptionError: A chunk is missing or damaged, or the array is not the one that was saved.
     """
-    layout = read.layout
-    everything = whole(layout.shape)
-    if not reader.can_stream(layout) or decoder_bytes(layout) > max_bytes // 2:
-        for _ in reader.read_blocks(read, everything, max_bytes // 2):
-            pass
-        return
-    stream = RegionStream(reader, read)
-    elements = max(1, min(BLOCK_BYTES, max_bytes // 4) // layout.dtype.itemsize)
-    for part in split_by_rows(everything, (1,) * len(layout.shape), elements):
-        stream.next(part)
+    everything, half = whole(read.layout.shape), max_bytes // 2
+    is_once = reader.can_stream(read.layout) and decoder_bytes(read.layout, everything) <= half
+    block = min(BLOCK_BYTES, half // 2) if is_once else half
+    for _ in read_in_order(reader, read, everything, block_bytes=block, max_bytes=half):
+        pass

@@ -19,7 +19,7 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
-from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream, read_to_end
+from orbit_ckpt._src.storage.region_stream import read_in_order, read_to_end
 from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.array_target import (
     ArrayRestoreArgs,
@@ -153,18 +153,16 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             TreeMismatchError: Integers do not fit the requested dtype.
         """
         layout = self.read.layout
-        reader = load_batch_of(self.info).reader
-        grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
-        fits = math.prod(grid[1:]) * DECODER_BYTES <= max_bytes
-        is_ahead = self.ahead is not None
-        if is_ahead or self.shape != layout.shape or not reader.can_stream(layout) or not fits:
+        if self.ahead is not None or self.shape != layout.shape:
             yield from self.blocks(whole(self.shape), block_bytes)
             return
-        stream = RegionStream(reader, self.read)
-        elements = max(1, block_bytes // self.widest_dtype.itemsize)
+        reader = load_batch_of(self.info).reader
+        stored = max(1, block_bytes // self.widest_dtype.itemsize) * layout.dtype.itemsize
         with self.directory.reading(self.info.label):
-            for part in split_by_rows(whole(self.shape), (1,) * len(self.shape), elements):
-                yield self._next(self._cast(stream.next(part)))
+            for block in read_in_order(
+                reader, self.read, whole(self.shape), block_bytes=stored, max_bytes=max_bytes
+            ):
+                yield self._next(self._cast(block))
 
     @property
     def has_sum(self) -> bool:

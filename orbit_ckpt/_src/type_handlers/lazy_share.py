@@ -14,6 +14,7 @@ from orbit_ckpt._src.arrays.transfer import DeferredData, SharedData
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.layout import Value
 from orbit_ckpt._src.storage.located import ChunkLocator, LocatedChunks, for_other_process
+from orbit_ckpt._src.storage.region_stream import read_in_order
 from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.base import load_batch_of
 from orbit_ckpt._src.type_handlers.lazy import LazyLeaf
@@ -44,10 +45,27 @@ class StoredBox(Struct, frozen=True):
             TreeMismatchError: Integers do not fit the requested dtype.
         """
         inside = _moved(region, self.start)
+        blocks = self.located.open().read_blocks(self.read, inside, self._stored(max_bytes))
+        yield from map(self._cast, blocks)
+
+    def in_order(self, region: Region, block_bytes: int, max_bytes: int) -> Iterator[HostArray]:
+        """Yield a part that is a range of the array's elements, see `LazyLeaf.in_order`."""
+        blocks = read_in_order(
+            self.located.open(),
+            self.read,
+            _moved(region, self.start),
+            block_bytes=self._stored(block_bytes),
+            max_bytes=max_bytes,
+        )
+        yield from map(self._cast, blocks)
+
+    def _stored(self, nbytes: int) -> int:
+        """Return the size of the stored elements whose values take a number of bytes."""
         widest = max(self.logical.itemsize, self.dtype.itemsize)
-        stored_bytes = max(1, max_bytes // widest) * self.read.layout.dtype.itemsize
-        for block in self.located.open().read_blocks(self.read, inside, stored_bytes):
-            yield cast_host(block.view(self.logical), self.dtype, self.read.path)
+        return max(1, nbytes // widest) * self.read.layout.dtype.itemsize
+
+    def _cast(self, block: HostArray) -> HostArray:
+        return cast_host(block.view(self.logical), self.dtype, self.read.path)
 
 
 class SharedLeaf(SharedData):
@@ -64,6 +82,11 @@ class SharedLeaf(SharedData):
 
     @override
     def locate(self, region: Region) -> DeferredData | None:
+        box = self.box(region)
+        return None if box is None else DeferredData(self._leaf.widest_dtype, box)
+
+    def box(self, region: Region) -> StoredBox | None:
+        """Return what reads a part in any process, None if only this one can."""
         leaf = self._leaf
         layout = leaf.read.layout
         if leaf.shape != layout.shape:
@@ -77,8 +100,7 @@ class SharedLeaf(SharedData):
                 return None
             found.append((leaf.read, index, value))
         read = structs.replace(for_other_process(leaf.read), regions=())
-        box = StoredBox(locator.pack(found), read, inside.start, leaf.logical, leaf.dtype)
-        return DeferredData(leaf.widest_dtype, box)
+        return StoredBox(locator.pack(found), read, inside.start, leaf.logical, leaf.dtype)
 
     @override
     def advance(self, nbytes: int) -> None:

@@ -326,8 +326,11 @@ async def _compare_sums(
     async def compare(record: LeafRecord) -> None:
         try:
             (layout,) = reader.layouts([(record.path, record.name)])
-            read = ArrayRead(record.path, record.name, layout, (whole(layout.shape),))
-            opened = decoder_bytes(layout) if reader.can_stream(layout) else budget
+            everything = whole(layout.shape)
+            read = ArrayRead(record.path, record.name, layout, (everything,))
+            opened = budget
+            if reader.can_stream(layout):
+                opened = decoder_bytes(layout, everything)
             async with findings.limiter.reserve(min(budget, opened + 2 * BLOCK_BYTES)):
                 await asyncio.to_thread(read_to_end, reader, read, budget)
         except CorruptionError as error:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.base import (
+    DistributedWriter,
     ForeignStep,
     Format,
     StepRecognizer,
@@ -34,12 +35,13 @@ _DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
 """First bytes of long lists and dicts."""
 
 
-class FlaxFormat(Format, WholeReader, StepRecognizer, WritableFormat):
+class FlaxFormat(Format, WholeReader, StepRecognizer, WritableFormat, DistributedWriter):
     """Reads and writes Flax's msgpack files; see `Format`."""
 
     name = "flax msgpack"
     extra = None
     writes_as = "flax"
+    uses_executor = True
 
     @override
     def sniff(self, path: Path) -> str | None:

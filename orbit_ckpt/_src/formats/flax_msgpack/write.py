@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
 import msgpack
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import storable
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.errors import NameCollisionError, StorageError
+from orbit_ckpt._src.errors import NameCollisionError
+from orbit_ckpt._src.formats.array_file import ArrayFile, Head
 from orbit_ckpt._src.formats.flax_msgpack.scan import (
     CHUNKED,
     COMPLEX,
@@ -54,7 +53,9 @@ def write(request: WriteRequest) -> None:
     _check(request.tree)
     _check_name(request)
     with new_file(request.path, overwrite=request.overwrite) as file:
-        _write_node(file, request.tree, request)
+        written = ArrayFile(file, request)
+        _write_node(written, request.tree)
+        written.finish()
 
 
 def _check(tree: object) -> None:
@@ -99,10 +100,10 @@ def _is_container(value: object) -> bool:
     return value is None or isinstance(value, dict | list | tuple)
 
 
-def _write_node(file: BinaryIO, node: object, request: WriteRequest) -> None:
+def _write_node(file: ArrayFile, node: object) -> None:
     array = array_stream(node)
     if array is not None:
-        _write_array(file, array, request, is_scalar=isinstance(node, np.generic))
+        _write_array(file, array, is_scalar=isinstance(node, np.generic))
     elif is_leaf(node):
         file.write(_pack(node))
     else:
@@ -110,52 +111,25 @@ def _write_node(file: BinaryIO, node: object, request: WriteRequest) -> None:
         file.write(_map_head(len(children)))
         for key, child in children:
             file.write(_pack(key_name(key)))
-            _write_node(file, child, request)
+            _write_node(file, child)
 
 
-def _write_array(
-    file: BinaryIO, array: ArrayStream, request: WriteRequest, *, is_scalar: bool
-) -> None:
+def _write_array(file: ArrayFile, array: ArrayStream, *, is_scalar: bool) -> None:
     if array.nbytes <= MAX_PART_BYTES:
         file.write(_array_head(array.shape, array, SCALAR if is_scalar else NDARRAY))
-        file.writelines(_exactly(array, request, [array.nbytes]))
+        file.write_array(array)
         return
     itemsize = array.dtype.itemsize
     part = max(1, MAX_PART_BYTES // itemsize) * itemsize
-    sizes = [min(part, array.nbytes - start) for start in range(0, array.nbytes, part)]
+    starts = range(0, array.nbytes, part)
     shape = {str(i): n for i, n in enumerate(array.shape)}
     file.write(_map_head(3) + _pack(CHUNKED) + _pack(obj=True) + _pack("shape") + _pack(shape))
-    file.write(_pack("chunks") + _map_head(len(sizes)))
-    starts = {i * part: i for i in range(len(sizes))}
-    done = 0
-    for piece in _exactly(array, request, sizes):
-        if done in starts:
-            i = starts.pop(done)
-            file.write(_pack(str(i)) + _array_head((sizes[i] // itemsize,), array, NDARRAY))
-        file.write(piece)
-        done += piece.nbytes
-
-
-def _exactly(
-    array: ArrayStream, request: WriteRequest, sizes: Sequence[int]
-) -> Iterator[memoryview]:
-    """Yield the bytes of an array, cut at the ends of parts of given sizes.
-
-    Raises:
-        StorageError: The array has fewer bytes than its shape requires.
-    """
-    remaining = list(sizes)
-    for block in array.pieces(request):
-        piece = block
-        while piece.nbytes and remaining:
-            size = min(piece.nbytes, remaining[0])
-            yield piece[:size]
-            piece = piece[size:]
-            remaining[0] -= size
-            if not remaining[0]:
-                remaining.pop(0)
-    if sum(remaining):
-        raise StorageError(f"{sum(remaining)} bytes of an array could not be read")
+    file.write(_pack("chunks") + _map_head(len(starts)))
+    heads: list[Head] = []
+    for i, start in enumerate(starts):
+        elements = min(part, array.nbytes - start) // itemsize
+        heads.append((start, _pack(str(i)) + _array_head((elements,), array, NDARRAY)))
+    file.write_array(array, heads)
 
 
 def _array_head(shape: Shape, array: ArrayStream, code: int) -> bytes:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import Format, LinkedFiles, WritableFormat
+from orbit_ckpt._src.formats.base import DistributedWriter, Format, LinkedFiles, WritableFormat
 from orbit_ckpt._src.formats.eformer.records import SUMS, checksums_of_texts
 from orbit_ckpt._src.formats.safetensors.header import (
     INDEX,
@@ -49,12 +49,13 @@ if TYPE_CHECKING:
 _SNIFFED_BYTES = 16
 
 
-class SafetensorsFormat(Format, LinkedFiles, WritableFormat):
+class SafetensorsFormat(Format, LinkedFiles, WritableFormat, DistributedWriter):
     """Reads and writes safetensors; see `Format`."""
 
     name = "safetensors"
     extra = None
     writes_as = "safetensors"
+    uses_executor = True
     allows_linked_files = True
 
     @override

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from orbit_ckpt._src.errors import StorageError, UnsupportedLeafError
+from orbit_ckpt._src.errors import UnsupportedLeafError
+from orbit_ckpt._src.formats.array_file import ArrayFile
 from orbit_ckpt._src.formats.eformer.records import without_checksums
 from orbit_ckpt._src.formats.safetensors.header import (
     DTYPES,
@@ -99,14 +100,11 @@ def _write_file(
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise UnsupportedLeafError(f"The header would have {len(text)} bytes.", paths=[])
-    file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-    for name, array in ordered.items():
-        written = 0
-        for piece in array.pieces(request):
-            file.write(piece)
-            written += piece.nbytes
-        if written != array.nbytes:
-            raise StorageError(f"{name}: {written} of {array.nbytes} bytes could be read")
+    written = ArrayFile(file, request)
+    written.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    for array in ordered.values():
+        written.write_array(array)
+    written.finish()
 
 
 def _write_index(

@@ -18,8 +18,14 @@ from orbit_ckpt._src.storage.store_path import StorePath
 MAX_OPEN = 64
 """Maximum number of incomplete chunks at a time."""
 
+PARTIAL = ".partial"
+"""Suffix of files of chunks that are not complete."""
+
 _GZIP_WINDOW = 31
 _LEVEL = 1
+
+GZIP = {"id": "gzip", "level": _LEVEL}
+"""The compressor that the document of an array names."""
 _ZEROS = bytes(1 << 16)
 
 
@@ -54,12 +60,22 @@ class ChunkFiles:
         shape: Shape of the array, not empty.
         chunks: Shape of its chunks.
         itemsize: Size of an element.
+        first: Grid index of the first chunk, for a part of an array.
     """
 
-    def __init__(self, directory: Path, shape: Shape, chunks: Shape, itemsize: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shape: Shape,
+        chunks: Shape,
+        itemsize: int,
+        *,
+        first: Shape | None = None,
+    ) -> None:
         self.written = 0
         self._directory = directory
         self._chunks = chunks
+        self._first = first or (0,) * len(shape)
         self._grid = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
         divided = [axis for axis, count in enumerate(self._grid) if count > 1]
         axis = divided[-1] if divided else 0
@@ -87,7 +103,7 @@ class ChunkFiles:
             index = self._index(row, part)
             chunk = self._open.get(index)
             if chunk is None:
-                name = ".".join(map(str, index))
+                name = ".".join(str(i + j) for i, j in zip(index, self._first, strict=True))
                 chunk = self._open[index] = _ChunkFile(self._directory / name, self._nbytes)
             chunk.write(data[:size])
             self.written += size
@@ -120,8 +136,13 @@ class _ChunkFile:
     """A chunk, compressed as its data arrives."""
 
     def __init__(self, file: Path, nbytes: int) -> None:
-        is_object = isinstance(file, StorePath)
-        self._file: BinaryIO | NewObject = NewObject(file) if is_object else open(file, "xb")  # noqa: SIM115 - closed by close
+        self._path = file
+        self._partial = file
+        if isinstance(file, StorePath):
+            self._file: BinaryIO | NewObject = NewObject(file)
+        else:  # two workers may write the same chunk
+            self._partial = file.with_name(f"{file.name}.{os.urandom(4).hex()}{PARTIAL}")
+            self._file = open(self._partial, "xb")  # noqa: SIM115 - closed by close
         self._compress = zlib.compressobj(_LEVEL, wbits=_GZIP_WINDOW)
         self._missing = nbytes
 
@@ -140,6 +161,7 @@ class _ChunkFile:
         else:
             self._file.flush()
             os.fsync(self._file.fileno())
+            self._partial.rename(self._path)
         self.close()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from orbit_ckpt._src.errors import (
     VersionError,
 )
 from orbit_ckpt._src.formats.base import (
+    DistributedWriter,
     ForeignStep,
     Format,
     StepRecognizer,
@@ -57,7 +58,7 @@ _BODY, _VERSION = "optimizer", "version"
 _KEY_BYTES = 64
 
 
-class T5XFormat(Format, StepRecognizer, WritableFormat, StoreWriter):
+class T5XFormat(Format, StepRecognizer, WritableFormat, StoreWriter, DistributedWriter):
     """Reads and writes T5X's checkpoints; see `Format`.
 
     Args:
@@ -70,6 +71,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat, StoreWriter):
     name = "T5X"
     extra = None
     writes_as = "t5x"
+    uses_executor = True
     writes_to_stores = True
 
     def __init__(

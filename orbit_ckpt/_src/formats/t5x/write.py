@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgpack
@@ -19,8 +19,9 @@ from orbit_ckpt._src.errors import NameCollisionError, StorageError
 from orbit_ckpt._src.formats.flax_msgpack.scan import COMPLEX, NDARRAY, SCALAR
 from orbit_ckpt._src.formats.flax_msgpack.tree import unique_names
 from orbit_ckpt._src.formats.flax_msgpack.write import is_writable
-from orbit_ckpt._src.formats.t5x.chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.formats.t5x.chunks import GZIP, MAX_OPEN, ChunkFiles, document_of
 from orbit_ckpt._src.formats.t5x.spec import VERSION
+from orbit_ckpt._src.formats.t5x.workers import write_in_workers
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,
@@ -32,16 +33,17 @@ from orbit_ckpt._src.formats.writing import (
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.durable import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.located import is_shared
 from orbit_ckpt._src.storage.path import is_gcs_path
 from orbit_ckpt._src.transform.patterns import leaves_matching
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is_leaf
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
+from orbit_ckpt._src.type_handlers.lazy import LazyLeaf
 
 CHUNK_BYTES = 64 << 20
 """T5X's target size of chunks."""
 
 _ON_GOOGLE = {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
-_GZIP = {"id": "gzip", "level": 1}
 _MAX_THREADS = 4
 _THREAD_BYTES = 1 << 25
 """Upper bound of the memory of one thread's compressors."""
@@ -73,7 +75,7 @@ class _Plan(Struct, frozen=True):
             "kvstore": {**driver, "path": f"{self.name}/"},
             "metadata": {
                 "chunks": self.chunks,
-                "compressor": _GZIP,
+                "compressor": GZIP,
                 "shape": self.array.shape,
             },
         }
@@ -105,7 +107,12 @@ def write(request: WriteRequest) -> None:
     threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(plans), room))
     share = replace(request, max_bytes=max(1, request.max_bytes // threads))
     with new_directory(request.path) as directory:
-        _write_arrays(directory, list(plans.values()), share, threads)
+        distributed = _distributed(plans.values(), request) if is_shared(directory) else []
+        if request.executor is not None and distributed:
+            write_in_workers(directory, distributed, request, request.executor)
+        written = {name for name, _, _ in distributed}
+        alone = [plan for plan in plans.values() if plan.name not in written]
+        _write_arrays(directory, alone, share, threads)
         write_file(directory / AGGREGATE, data)
 
 
@@ -192,6 +199,19 @@ def _node(
     return node
 
 
+def _distributed(
+    plans: Iterable[_Plan], request: WriteRequest
+) -> list[tuple[str, LazyLeaf, Shape]]:
+    """Return the arrays that workers of the executor write: their names, and shapes of chunks."""
+    if request.executor is None:
+        return []
+    return [
+        (plan.name, leaf, plan.chunks)
+        for plan in plans
+        if (leaf := plan.array.stored) is not None and not leaf.has_sum
+    ]
+
+
 def _write_arrays(
     directory: Path, plans: Sequence[_Plan], request: WriteRequest, threads: int
 ) -> None:
@@ -212,7 +232,7 @@ def _write_array(
     array = plan.array
     place = directory / plan.name
     place.mkdir()
-    write_file(place / ZARR2_DOCUMENT, document_of(array.shape, array.dtype, plan.chunks, _GZIP))
+    write_file(place / ZARR2_DOCUMENT, document_of(array.shape, array.dtype, plan.chunks, GZIP))
     with ChunkFiles(place, array.shape, plan.chunks, array.dtype.itemsize) as files:
         for piece in _pieces(array, request):
             if ended.is_set():
