@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
     from orbit_ckpt._src.checkpointer.compare import CheckpointDiff, diff
-    from orbit_ckpt._src.checkpointer.copy import convert, rechunk
+    from orbit_ckpt._src.checkpointer.convert import convert, rechunk
+    from orbit_ckpt._src.checkpointer.copy import copy
     from orbit_ckpt._src.checkpointer.handle import SaveHandle
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         FileOptions,
         MultiprocessingOptions,
     )
+    from orbit_ckpt._src.checkpointer.statistics import statistics
     from orbit_ckpt._src.formats.locate import detect_format, latest_step
     from orbit_ckpt._src.items.array import ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import AsyncCheckpointHandler, CheckpointHandler
@@ -178,6 +180,7 @@ __all__ = [
     "checkpoint_utils",
     "checkpointers",
     "convert",
+    "copy",
     "detect_format",
     "diff",
     "errors",
@@ -203,6 +206,7 @@ __all__ = [
     "save",
     "save_async",
     "serialization",
+    "statistics",
     "step",
     "stores",
     "t5x",
@@ -262,12 +266,14 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.api": "load, plan, save, save_async",
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
-        "checkpointer.copy": "convert, rechunk",
+        "checkpointer.convert": "convert, rechunk",
+        "checkpointer.copy": "copy",
         "checkpointer.compare": "CheckpointDiff, diff",
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, CompositeOptions, FileOptions, MultiprocessingOptions"
         ),
         "checkpointer.handle": "SaveHandle",
+        "checkpointer.statistics": "statistics",
         "formats.locate": "detect_format, latest_step",
         "items.array": "ArrayCheckpointHandler",
         "items.base": "AsyncCheckpointHandler, CheckpointHandler",

@@ -45,7 +45,7 @@ PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "plan", "LazyArray", "metadata"),
         *("RestorePlan", "LeafPlan", "CheckpointDiff", "convert", "diff", "VerifyReport", "verify"),
-        "rechunk",
+        *("copy", "rechunk", "statistics"),
         *("detect_format", "latest_step"),
         *("detect_format", "install_as_orbax"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
@@ -105,6 +105,7 @@ PUBLIC = {
     },
     "orbit_ckpt.reports": {
         *("RestorePlan", "LeafPlan", "CheckpointDiff", "LeafChange", "UnmatchedLeaf"),
+        "ArrayStatistics",
         *("ValueChange", "VerifyReport", "Damage", "Unchecked", "Unverifiable"),
     },
     "orbit_ckpt.policies": POLICIES,

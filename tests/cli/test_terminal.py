@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.cli.inspect import list_leaves
-from orbit_ckpt._src.cli.values import measure_all
+from orbit_ckpt._src.checkpointer.statistics import measure_leaves, open_leaves
 from tests.cli.conftest import Run, Terminal
 
 pytestmark = pytest.mark.slow
@@ -52,9 +51,9 @@ def test_long_work_shows_bytes_rate_and_time_left(
 
 
 def test_progress_goes_on_within_a_leaf_and_an_error_ends_all(large: Path) -> None:
-    leaves = list_leaves(str(large))
+    leaves = open_leaves(str(large))
     told: list[tuple[int, int]] = []
-    measure_all(str(large), leaves, 16_000_000, lambda *done: told.append(done))
+    measure_leaves(leaves, 16_000_000, lambda *done: told.append(done))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1] == (64_000_000, 64_000_000)
     assert len(told) > 2 * len(leaves)
@@ -65,7 +64,7 @@ def test_progress_goes_on_within_a_leaf_and_an_error_ends_all(large: Path) -> No
 
     told.clear()
     with pytest.raises(RuntimeError, match="enough"):
-        measure_all(str(large), leaves, 16_000_000, fail)
+        measure_leaves(leaves, 16_000_000, fail)
     assert len(told) <= len(leaves)  # none goes on after it
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.storage import atomic
 from orbit_ckpt._src.storage.durable import sync_directory
 from tests.faults.support import LAYOUTS, Layout
@@ -209,7 +208,7 @@ def test_a_copy_is_durable(disk: Disk, tmp_path: Path) -> None:
     Layout(use_ocdbt=False).save(tmp_path / "source", tree())
     for overwrite in (False, True):
         path = Path(disk.root) / "new" / "copy"
-        copy_checkpoint(tmp_path / "source", path, overwrite=overwrite)
+        ocp.copy(tmp_path / "source", path, overwrite=overwrite)
         disk.assert_durable()
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
@@ -482,7 +481,7 @@ def test_manifests_of_earlier_releases_are_read_and_said_to_cover_less(tmp_path:
 def test_a_copy_is_as_well_recorded_as_its_source(tmp_path: Path) -> None:
     for seed in (1, 2):
         save_items(tmp_path / str(seed), seed)
-    copy_checkpoint(tmp_path / "1", tmp_path / "copy")
+    ocp.copy(tmp_path / "1", tmp_path / "copy")
     assert ocp.verify(tmp_path / "copy").is_intact
     shutil.rmtree(tmp_path / "copy" / "params")
     shutil.copytree(tmp_path / "2" / "params", tmp_path / "copy" / "params")
@@ -495,14 +494,14 @@ def test_a_checkpoint_whose_manifest_is_lost_is_copied_only_if_nothing_is_checke
     Layout().save(tmp_path / "1", tree(1))
     (tmp_path / "1" / MANIFEST).unlink()
     with pytest.raises(CorruptionError, match=rf"{MANIFEST}: it is missing.*--no-verify"):
-        copy_checkpoint(tmp_path / "1", tmp_path / "copy")
-    copy_checkpoint(tmp_path / "1", tmp_path / "copy", check=False)
+        ocp.copy(tmp_path / "1", tmp_path / "copy")
+    ocp.copy(tmp_path / "1", tmp_path / "copy", check=False)
     assert values_are_of(tmp_path / "copy", 1)
 
 
 def test_an_item_that_a_copy_replaces_is_part_of_its_step(items: tuple[Path, Path]) -> None:
     mine, other = items
-    copy_checkpoint(other / "params", mine / "params", overwrite=True)
+    ocp.copy(other / "params", mine / "params", overwrite=True)
     assert values_are_of(mine / "params", 2)
     assert ocp.verify(mine).is_intact
 

@@ -16,7 +16,6 @@ import pytest
 from crc32c import crc32c
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.commands import PRUNE, RM
 from orbit_ckpt._src.formats.runs import locate_run
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, inner_path
@@ -115,7 +114,7 @@ def assert_refused(path: Path, *, match: str = ".") -> None:
     assert SECRET.decode() not in str(report.damage)
     copied = path.with_name("copied")
     with pytest.raises(CheckpointError):
-        copy_checkpoint(path, copied)
+        ocp.copy(path, copied)
     assert not copied.exists()
     assert not list(path.parent.glob("*orbit-*"))
 
@@ -283,7 +282,7 @@ def test_the_path_that_is_given_may_be_a_link(tmp_path: Path) -> None:
     for path in (tmp_path / "link", tmp_path / "above" / "c"):
         assert np.array_equal(ocp.load(path)["a"], value)
         assert ocp.verify(path).is_intact
-        copy_checkpoint(path, tmp_path / "copied", overwrite=True)
+        ocp.copy(path, tmp_path / "copied", overwrite=True)
 
 
 def test_links_of_a_cache_of_hugging_face_are_followed(tmp_path: Path) -> None:
@@ -297,7 +296,7 @@ def test_links_of_a_cache_of_hugging_face_are_followed(tmp_path: Path) -> None:
         file.symlink_to(os.path.relpath(blob, file.parent))
     assert np.array_equal(ocp.load(path)["a"], value)
     assert ocp.verify(path).is_intact
-    copy_checkpoint(path, tmp_path / "copied")
+    ocp.copy(path, tmp_path / "copied")
     assert not any(f.is_symlink() for f in (tmp_path / "copied").rglob("*"))
 
 
@@ -309,14 +308,14 @@ def test_links_to_the_directory_that_they_are_in_end_at_once(tmp_path: Path) -> 
     report = ocp.verify(path)
     assert [Path(d.file or "").name for d in report.damage] == ["x", "y", "z"]
     with pytest.raises(UnsafePathError, match="which leads to it again"):
-        copy_checkpoint(path, tmp_path / "copied")
+        ocp.copy(path, tmp_path / "copied")
     assert not (tmp_path / "copied").exists()
     assert np.array_equal(ocp.load(path)["a"], np.arange(5000.0))
 
 
 def copy(path: Path) -> None:
     """Copy a checkpoint."""
-    copy_checkpoint(path, path.with_name("copied"))
+    ocp.copy(path, path.with_name("copied"))
 
 
 def restore_items(path: Path) -> None:
@@ -365,7 +364,7 @@ def test_links_that_multiply_are_not_followed(tmp_path: Path) -> None:
     (path / "l20").mkdir()
     assert not ocp.verify(path).is_intact
     with pytest.raises(UnsafePathError, match="further links"):
-        copy_checkpoint(path, tmp_path / "copied")
+        ocp.copy(path, tmp_path / "copied")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -378,7 +377,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         ocp.load(tmp_path / "c")
     assert len(ocp.verify(tmp_path / "c").damage) >= 2
     with pytest.raises(UnsafePathError, match="no regular file"):
-        copy_checkpoint(tmp_path / "c", tmp_path / "copied")
+        ocp.copy(tmp_path / "c", tmp_path / "copied")
 
 
 def test_hard_links_are_files_like_others(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
@@ -235,7 +234,7 @@ def _holds_canary(value: object) -> bool:
 
 def _copy(path: Path) -> object:
     copied = path.with_name(f"copied-{path.name}")
-    copy_checkpoint(path, copied, check=False)
+    ocp.copy(path, copied, check=False)
     assert not any(CANARY[:16] in file.read_bytes() for file in _files(copied))
     return None
 

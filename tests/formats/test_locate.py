@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt.errors import CheckpointNotFoundError
@@ -49,7 +48,7 @@ def test_a_run_of_an_old_release_is_loaded_as_its_newest_step(tmp_path: Path) ->
     assert ocp.verify(tmp_path / "run").checkpoints == (tmp_path / "run/1", tmp_path / "run/2")
     assert [step.info.step for step in list_run(locate(tmp_path / "run")) or ()] == [1, 2]
     with pytest.raises(CheckpointNotFoundError, match="Give one step of a run"):
-        copy_checkpoint(tmp_path / "run", tmp_path / "copy")
+        ocp.copy(tmp_path / "run", tmp_path / "copy")
 
 
 def test_checkpoints_without_numbers_are_named_by_ls_as_by_load(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.formats import array_file, base
 from orbit_ckpt._src.formats.flax_msgpack import write as flax_write
 from orbit_ckpt._src.formats.t5x import workers as t5x_workers
-from orbit_ckpt._src.formats.t5x.chunks import PARTIAL
 from orbit_ckpt._src.formats.t5x import write as t5x_write
+from orbit_ckpt._src.formats.t5x.chunks import PARTIAL
 from orbit_ckpt._src.storage import batch_write
 from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.formats import Format, StoredTree, WritableFormat, WriteRequest

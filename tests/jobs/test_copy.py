@@ -11,7 +11,6 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer import file_copies
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import CheckpointExistsError, CorruptionError
 from tests.faults.support import LAYOUTS, Layout, every_kind_of_leaf, files_below
@@ -27,7 +26,7 @@ def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_are_copied_byte_by_byte(layout: Layout, pool: Executor, tmp_path: Path) -> None:
     layout.save(tmp_path / "a", every_kind_of_leaf())
     seen: list[tuple[int, int]] = []
-    nbytes = copy_checkpoint(
+    nbytes = ocp.copy(
         tmp_path / "a",
         tmp_path / "b",
         executor=pool,
@@ -40,14 +39,14 @@ def test_files_are_copied_byte_by_byte(layout: Layout, pool: Executor, tmp_path:
     assert nbytes == sum(map(len, found.values()))
     assert seen[-1] == (2 * nbytes, 2 * nbytes)
     with pytest.raises(CheckpointExistsError):
-        copy_checkpoint(tmp_path / "a", tmp_path / "b", executor=pool)
+        ocp.copy(tmp_path / "a", tmp_path / "b", executor=pool)
 
 
 def test_a_damaged_checkpoint_is_not_copied(pool: Executor, tmp_path: Path) -> None:
     ocp.save(tmp_path / "a", {"w": np.arange(9000.0)})
     damage_chunk(tmp_path / "a", "w/c/0")
     with pytest.raises(CorruptionError, match="w/c/0"):
-        copy_checkpoint(tmp_path / "a", tmp_path / "b", executor=pool)
+        ocp.copy(tmp_path / "a", tmp_path / "b", executor=pool)
     assert not (tmp_path / "b").exists()
 
 
@@ -62,11 +61,11 @@ def test_a_copy_that_is_changed_before_it_is_compared_fails(
 
     monkeypatch.setattr(copied, "sync_files", spoil)
     with pytest.raises(CorruptionError, match="does not have the bytes that were read"):
-        copy_checkpoint(tmp_path / "a", tmp_path / "b", executor=pool)
+        ocp.copy(tmp_path / "a", tmp_path / "b", executor=pool)
     assert not (tmp_path / "b").exists()
 
 
 def test_a_copy_in_memory_is_made_here(pool: Executor, tmp_path: Path) -> None:
     ocp.save(tmp_path / "a", {"w": np.arange(9000.0)})
-    copy_checkpoint(tmp_path / "a", resolve_path("memory://copies/b"), executor=pool)
+    ocp.copy(tmp_path / "a", resolve_path("memory://copies/b"), executor=pool)
     assert np.array_equal(ocp.load("memory://copies/b")["w"], np.arange(9000.0))

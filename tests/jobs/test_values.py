@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.checkpointer import distributed_statistics
 from orbit_ckpt._src.cli import diff as diff_command
-from orbit_ckpt._src.cli import distributed_statistics
 from orbit_ckpt._src.cli import values as stats_command
 from orbit_ckpt._src.cli.app import app
 from orbit_ckpt._src.pytree.compare import distributed
@@ -74,6 +74,22 @@ def test_values_of_every_kind_compare_alike(
     assert [change.path for change in alone.changed] == ["numpy/large"]
     alone, spread = run_both("stats", tmp_path / "a", "--json")
     assert spread == alone
+
+
+def test_statistics_are_those_of_one_process(pool: Executor, tmp_path: Path) -> None:
+    save(tmp_path / "a", state(1))
+    alone = ocp.statistics(tmp_path / "a")
+    seen: list[tuple[int, int]] = []
+    spread = ocp.statistics(tmp_path / "a", executor=pool, progress=lambda *done: seen.append(done))
+    assert spread == alone
+    assert list(alone) == ["few", "n", "step", "wide"]
+    assert (alone["wide"].nans, alone["wide"].infs, alone["step"].max) == (1, 1, 1)
+    assert seen[-1][0] == seen[-1][1] > 100_000
+    assert list(ocp.statistics(tmp_path / "a", skip="few", only=["few", "n"])) == ["n"]
+    damage_chunk(tmp_path / "a", "wide/c/1/0")
+    for executor in (None, pool):
+        with pytest.raises(CorruptionError, match="wide: chunk"):
+            ocp.statistics(tmp_path / "a", executor=executor)
 
 
 def test_numbers_agree_to_the_last_bit(tmp_path: Path, run_both: Any) -> None:

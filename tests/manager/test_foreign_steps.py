@@ -13,7 +13,6 @@ from flax import serialization
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StepAlreadyExistsError
 
 SAMPLES = Path(__file__).parent.parent / "formats" / "samples"
@@ -175,7 +174,7 @@ def test_a_copied_step_of_another_program_is_still_never_deleted(
     write(run)
     copies = run.parent / "copies"
     for step in (4, 5):
-        copy_checkpoint(run / f"checkpoint_{step}", copies / f"checkpoint_{step}")
+        ocp.copy(run / f"checkpoint_{step}", copies / f"checkpoint_{step}")
     with open_run(copies, max_to_keep=1) as manager:
         manager.save(6, {"w": 1})
         manager.save(7, {"w": 1})

@@ -154,19 +154,18 @@ def test_a_removal_that_died_is_known_as_one(store: str, has_token: bool) -> Non
 
 
 DYING = """
-import os, signal, sys
+import itertools, os, signal, sys
 import numpy as np
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.client_bucket import ClientBucket
 
 url, nth = sys.argv[1], int(sys.argv[2])
-begin_write, count = ClientBucket.begin_write, 0
+begin_write, numbers = ClientBucket.begin_write, itertools.count(1)
 
 def dying(self, key, data):
-    global count
-    count += 1
+    number = next(numbers)  # threads write at once
     future = begin_write(self, key, data)
-    if count == nth:  # the request may be on its way
+    if number == nth:  # the request may be on its way
         os.kill(os.getpid(), signal.SIGKILL)
     return future
 

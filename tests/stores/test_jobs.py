@@ -11,7 +11,6 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer import file_copies
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.pytree.compare import distributed
 from orbit_ckpt._src.storage import batch_write
 from orbit_ckpt._src.storage.path import resolve_path
@@ -32,7 +31,7 @@ def test_workers_read_and_write_a_store(s3: str, monkeypatch: pytest.MonkeyPatch
         assert str(ocp.verify(f"{s3}/a", executor=pool)) == str(ocp.verify(f"{s3}/a"))
         ocp.convert(f"{s3}/a", f"{s3}/b", executor=pool)
         assert not ocp.diff(f"{s3}/a", f"{s3}/b", values=True, executor=pool)
-        copy_checkpoint(resolve_path(f"{s3}/a"), resolve_path(f"{s3}/c"), executor=pool)
+        ocp.copy(resolve_path(f"{s3}/a"), resolve_path(f"{s3}/c"), executor=pool)
     report = ocp.verify(f"{s3}/b")
     assert report
     assert not report.unchecked

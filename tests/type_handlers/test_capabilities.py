@@ -15,7 +15,6 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt import type_handlers
 from orbit_ckpt._src.arrays.transfer import shards_of
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.type_handlers import registry as registry_module
 from orbit_ckpt._src.type_handlers.array_io import add_array, read_each
@@ -76,7 +75,7 @@ def test_verify_finds_damage_of_arrays_whose_handler_is_a_subclass(
     damage_chunk(tmp_path / "x", key)
     assert not ocp.verify(tmp_path / "x").is_intact
     with pytest.raises(CorruptionError):
-        copy_checkpoint(tmp_path / "x", tmp_path / "copy")
+        ocp.copy(tmp_path / "x", tmp_path / "copy")
 
 
 def test_diff_shares_the_arrays_of_subclasses(tmp_path: Path) -> None:

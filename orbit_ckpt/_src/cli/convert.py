@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jax
 
-from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
-from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
+from orbit_ckpt._src.checkpointer.convert import convert as convert_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy as copy_checkpoint
 from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes
 from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader

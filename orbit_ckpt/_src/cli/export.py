@@ -14,11 +14,12 @@ import click
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
+from orbit_ckpt._src.checkpointer.statistics import as_host, open_leaves
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_dtype, parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
-from orbit_ckpt._src.cli.values import as_host, open_leaves, print_damage
+from orbit_ckpt._src.cli.values import print_damage
 from orbit_ckpt._src.errors import CheckpointExistsError, CorruptionError
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.storage.path import resolve_local, storage_errors
@@ -47,7 +48,7 @@ def export(
     leaves = choose_leaves(list_leaves(root, reader=form), leaf)
     if len(leaves) > 1 and file.suffix == ".npy":
         raise ValueError(f"{leaf!r} matches {len(leaves)} leaves; {file.name} must end in .npz.")
-    values = open_leaves(root, form)
+    values = open_leaves(root, reader=form)
     dtypes = [_stored_dtype(one, values[one.keys], cast_to) for one in leaves]
     temporary = file.with_name(f".{file.name}.partial")
     damage: dict[str, CorruptionError] = {}

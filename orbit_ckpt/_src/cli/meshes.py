@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from orbit_ckpt._src.arrays.chunk_choice import read_ratio
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.checkpointer.copy import rechunk as rechunk_checkpoint
+from orbit_ckpt._src.checkpointer.convert import rechunk as rechunk_checkpoint
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.output import echo, print_json, stored_bytes

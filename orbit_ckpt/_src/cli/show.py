@@ -10,18 +10,12 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
+from orbit_ckpt._src.checkpointer.statistics import COPIES, as_host, open_leaves, statistics_of
 from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
 from orbit_ckpt._src.cli.output import echo, human_number, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
-from orbit_ckpt._src.cli.values import (
-    COPIES,
-    as_host,
-    open_leaves,
-    print_damage,
-    statistics_fields,
-    statistics_of,
-)
+from orbit_ckpt._src.cli.values import print_damage, statistics_fields
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.progress import progress_bar
 from orbit_ckpt._src.text import human_bytes
@@ -40,7 +34,7 @@ def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -
     form = parse_reader(reader)
     root = find_checkpoint(path, reader=form)
     known = choose_leaves(list_leaves(root, reader=form), leaf)
-    values = open_leaves(root, form)
+    values = open_leaves(root, reader=form)
     with progress_bar("Reading") as progress:
         done, total = 0, sum(one.nbytes for one in known)
 

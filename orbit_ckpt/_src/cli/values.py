@@ -1,20 +1,13 @@
-"""Commands that print statistics and values, read block by block."""
+"""Commands that print statistics, and what other commands print of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
-from threading import Event, Lock
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import click
-import numpy as np
 
-from orbit_ckpt._src.arrays.dtypes import HostArray, storable
-from orbit_ckpt._src.arrays.slices import chunk_indices, whole
-from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
-from orbit_ckpt._src.checkpointer.api import load
-from orbit_ckpt._src.cli.distributed_statistics import measure_leaves
+from orbit_ckpt._src.arrays.statistics import ArrayStatistics
+from orbit_ckpt._src.checkpointer.statistics import measure_leaves, open_leaves
 from orbit_ckpt._src.cli.executors import open_executor
 from orbit_ckpt._src.cli.health import record_not_finite
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
@@ -23,91 +16,12 @@ from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.cli.targets import find_checkpoint
 from orbit_ckpt._src.errors import CorruptionError
-from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.progress import progress_bar
-from orbit_ckpt._src.runtime.loop import run_sync
-from orbit_ckpt._src.storage.measured import ChunkToMeasure, chunk_blocks
-from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.base import load_batch_of
-from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
-
-_THREADS = 4
-COPIES = 4
-"""What is held of a block: as stored, as its dtype, as float64 and a mask."""
 
 _DAMAGE = 8
 """Maximum number of damaged chunks to list."""
-
-
-def open_leaves(path: PathLike, reader: Format | None = None) -> dict[NamePath, object]:
-    """Return leaves by keys: arrays as `LazyArray`, which use no device until `get` is called."""
-    flat = flatten(load(path, lazy=True, reader=reader))
-    return dict(zip(flat.names, flat.values, strict=True))
-
-
-def statistics_of(
-    value: object,
-    max_bytes: int,
-    advance: Callable[[int], object],
-    damage: list[CorruptionError] | None = None,
-) -> ArrayStatistics | None:
-    """Return the statistics of a leaf, None if it has no numbers.
-
-    Args:
-        value: A result of `open_leaves`.
-        max_bytes: Approximate number of bytes to hold at once.
-        advance: Called with the size in bytes of each block once it is measured.
-        damage: Receives the errors of damaged chunks, which the statistics then leave out; without
-            it the first one is raised.
-    """
-    if not isinstance(value, LazyArray):
-        host = as_host(value)
-        return None if host is None else measure(host)
-    if value.leaf.key_impl is not None:
-        return None
-    found = ArrayStatistics()
-    for chunk in _chunks(value.leaf):
-        part = ArrayStatistics()
-        try:
-            for block in _blocks(value.leaf, chunk, max_bytes):
-                part = part.merge(measure(block))
-                advance(block.nbytes)
-            found = found.merge(part)  # a streamed chunk is known to be intact at its end
-        except CorruptionError as error:
-            if damage is None:
-                raise
-            damage.append(error)
-    return found
-
-
-def as_host(value: object) -> HostArray | None:
-    """Convert one or several numbers to an array; return None for anything else."""
-    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-        host = np.asarray(cast(object, value))
-        return host if storable(host.dtype) else None
-    return None
-
-
-def blocks_of(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
-    """Yield all values of an array in blocks, reading each chunk once."""
-    for chunk in _chunks(leaf):
-        yield from _blocks(leaf, chunk, max_bytes)
-
-
-def _chunks(leaf: LazyLeaf) -> Iterator[ChunkToMeasure]:
-    """Yield the chunks of an array."""
-    read = leaf.read
-    for index in chunk_indices(whole(leaf.shape), read.layout.chunk_shape):
-        yield ChunkToMeasure(read, index, leaf.logical)
-
-
-def _blocks(leaf: LazyLeaf, chunk: ChunkToMeasure, max_bytes: int) -> Iterator[HostArray]:
-    """Yield the values of one chunk in blocks, reading it once."""
-    with leaf.directory.reading(leaf.info.label):
-        yield from chunk_blocks(load_batch_of(leaf.info).reader, chunk, max_bytes)
 
 
 def stats(  # noqa: PLR0913, PLR0917 - options of a command
@@ -129,12 +43,11 @@ def stats(  # noqa: PLR0913, PLR0917 - options of a command
     leaves = list_leaves(root, only, known)
     damage: dict[NamePath, list[CorruptionError]] = {}
     with open_executor(workers, dask) as executor, progress_bar("Reading") as progress:
-        found = measure_all(
-            root,
-            leaves,
+        values = open_leaves(root, reader=known)
+        found = measure_leaves(
+            {leaf.keys: values[leaf.keys] for leaf in leaves},
             memory * 10**6,
             progress,
-            reader=known,
             damage=damage,
             executor=executor,
         )
@@ -185,100 +98,6 @@ def print_damage(errors: Sequence[CorruptionError]) -> None:
         echo(f"damaged: {error}", style="red")
     if len(errors) > _DAMAGE:
         echo(f"... and {len(errors) - _DAMAGE} more; `verify` lists all", style="red")
-
-
-def measure_all(
-    path: PathLike,
-    leaves: Sequence[Leaf],
-    max_bytes: int,
-    progress: Callable[[int, int], None],
-    *,
-    reader: Format | None = None,
-    damage: dict[NamePath, list[CorruptionError]] | None = None,
-    executor: Executor | None = None,
-) -> dict[NamePath, ArrayStatistics | None]:
-    """Return the statistics of leaves by keys.
-
-    Args:
-        path: The checkpoint.
-        leaves: The leaves to measure.
-        max_bytes: Approximate number of bytes of values to hold at once.
-        progress: Called with the bytes measured so far and their total.
-        reader: The format to read, None to detect it.
-        damage: Receives the errors of damaged chunks, which the statistics then leave out; without
-            it the first one is raised.
-        executor: Where to read and measure; None for threads of this process.
-    """
-    values = open_leaves(path, reader)
-    block = max(1, max_bytes // (_THREADS * COPIES))
-    total = sum(leaf.nbytes for leaf in leaves)
-    if executor is not None:
-        return _measure_there(values, leaves, block, executor, progress, damage)
-    done = 0
-    lock, stopped = Lock(), Event()
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        if stopped.is_set():
-            raise CancelledError
-        with lock:
-            done += nbytes
-            progress(done, total)
-
-    found: dict[NamePath, list[CorruptionError]] = {leaf.keys: [] for leaf in leaves}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        futures = {
-            leaf.keys: pool.submit(
-                statistics_of,
-                values[leaf.keys],
-                block,
-                advance,
-                None if damage is None else found[leaf.keys],
-            )
-            for leaf in leaves
-        }
-        try:
-            return {keys: future.result() for keys, future in futures.items()}
-        finally:
-            if damage is not None:
-                damage.update((keys, errors) for keys, errors in found.items() if errors)
-            stopped.set()  # after an error or an interrupt the other threads end soon
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _measure_there(
-    values: Mapping[NamePath, object],
-    leaves: Sequence[Leaf],
-    block: int,
-    executor: Executor,
-    progress: Callable[[int, int], None],
-    damage: dict[NamePath, list[CorruptionError]] | None,
-) -> dict[NamePath, ArrayStatistics | None]:
-    total = sum(leaf.nbytes for leaf in leaves)
-    done = 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        progress(done, total)
-
-    stored = {
-        leaf.keys: value.leaf
-        for leaf in leaves
-        if isinstance(value := values[leaf.keys], LazyArray) and value.leaf.key_impl is None
-    }
-    measured = run_sync(measure_leaves(stored, executor, max_bytes=block, advance=advance))
-    found: dict[NamePath, ArrayStatistics | None] = {}
-    for leaf in leaves:
-        if leaf.keys not in measured:
-            found[leaf.keys] = statistics_of(values[leaf.keys], block, advance)
-            continue
-        found[leaf.keys], errors = measured[leaf.keys]
-        if errors and damage is None:
-            raise errors[0]
-        if errors and damage is not None:
-            damage[leaf.keys] = errors
-    return found
 
 
 def statistics_fields(found: ArrayStatistics | None) -> dict[str, object]:

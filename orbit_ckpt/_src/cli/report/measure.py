@@ -20,8 +20,8 @@ from msgspec import structs
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import whole
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics, distance, measure
+from orbit_ckpt._src.checkpointer.statistics import as_host, blocks_of, open_leaves
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
-from orbit_ckpt._src.cli.values import as_host, blocks_of, open_leaves
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import load_batch_of

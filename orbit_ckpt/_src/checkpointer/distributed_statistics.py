@@ -25,7 +25,7 @@ from orbit_ckpt._src.type_handlers.lazy import LazyLeaf
 _Measured = list[tuple[ArrayStatistics, CorruptionError | None]]
 
 
-async def measure_leaves(
+async def measure_in_workers(
     leaves: Mapping[NamePath, LazyLeaf],
     executor: Executor,
     *,
