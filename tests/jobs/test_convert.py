@@ -12,9 +12,8 @@ import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.formats import array_file, base
+from orbit_ckpt._src.formats import bands, base
 from orbit_ckpt._src.formats.flax_msgpack import write as flax_write
-from orbit_ckpt._src.formats.t5x import workers as t5x_workers
 from orbit_ckpt._src.formats.t5x import write as t5x_write
 from orbit_ckpt._src.formats.t5x.chunks import PARTIAL
 from orbit_ckpt._src.storage import batch_write
@@ -29,7 +28,7 @@ VALUE = np.random.default_rng(0).standard_normal((200, 500)).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (batch_write, array_file, t5x_workers):
+    for module in (batch_write, bands):
         monkeypatch.setattr(module, "UNIT_BYTES", 60_000)
 
 

@@ -1,32 +1,26 @@
 """Write a file of arrays, filled by this process or by the workers of an executor.
 
-An array has its place in the file before it is read, because its size is known. A worker writes a
-band of a stored array: whole stored chunks whose elements follow one another. Writing it twice does
-no harm, so a worker that was given up may go on while another one writes the same.
+An array has its place in the file before it is read, because its size is known.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.slices import Region, band_shape, split_by_rows, whole
+from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.errors import StorageError
+from orbit_ckpt._src.formats.bands import BandWriter, bands_of, write_in_workers
 from orbit_ckpt._src.formats.writing import ArrayStream, WriteRequest, little_endian_bytes
-from orbit_ckpt._src.runtime.jobs import UNIT_BYTES, Kept, run_units
-from orbit_ckpt._src.runtime.limiter import batched
-from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.type_handlers.lazy import LazyLeaf
-from orbit_ckpt._src.type_handlers.lazy_share import SharedLeaf, StoredBox
 
 Head = tuple[int, bytes]
 """The number of a byte of an array, and what comes before this byte in the file."""
@@ -35,8 +29,8 @@ _Places = tuple[tuple[int, int], ...]
 """Numbers of bytes of an array and their positions in the file; those between follow them."""
 
 
-class Band(Struct, frozen=True):
-    """A range of the elements of an array.
+class FileBand(Struct, frozen=True):
+    """A range of the elements of an array; see `Band`.
 
     Attributes:
         array: Number of the array.
@@ -53,30 +47,23 @@ class Band(Struct, frozen=True):
     places: _Places
 
 
-class BandsUnit(Struct, frozen=True):
-    """Bands that one worker writes.
+@dataclass(frozen=True, slots=True)
+class FileWriter(BandWriter[FileBand]):
+    """Writes bands at their places in a file.
 
     Attributes:
-        file: The file, which exists.
-        bands: The bands, and what reads each.
-        block_bytes: Approximate size of the pieces to write.
-        max_bytes: Approximate bytes to hold besides for chunks that are being read.
+        path: The file, which exists.
     """
 
-    file: Path
-    bands: Sequence[tuple[Band, StoredBox]]
-    block_bytes: int
-    max_bytes: int
+    path: Path
 
-
-def write_bands(unit: BandsUnit) -> None:
-    """Write bands of arrays into a file; they are durable when this returns."""
-    with open(unit.file, "r+b") as file:
-        for band, box in unit.bands:
-            blocks = box.in_order(whole(band.region.shape), unit.block_bytes, unit.max_bytes)
-            _write_band(file, band, blocks)
-        file.flush()
-        os.fsync(file.fileno())
+    @override
+    def write(self, bands: Iterable[tuple[FileBand, Iterator[HostArray]]]) -> None:
+        with open(self.path, "r+b") as file:
+            for band, blocks in bands:
+                _write_band(file, band, blocks)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class ArrayFile:
@@ -127,10 +114,9 @@ class ArrayFile:
         if executor is None or not self._reserved:
             return
         self._file.truncate(self._end)
-        with ExitStack() as stack:
-            for leaf in {leaf.directory: leaf for leaf, _ in self._reserved}.values():
-                stack.enter_context(leaf.directory.reading(leaf.info.label))
-            run_sync(self._fill(executor))
+        leaves = [leaf for leaf, _ in self._reserved]
+        writer = FileWriter(Path(self._file.name))
+        write_in_workers(writer, leaves, self._bands(), self._request, executor)
 
     def _reserve(self, nbytes: int, heads: Sequence[Head]) -> _Places:
         """Write the heads of an array and skip its bytes."""
@@ -142,49 +128,16 @@ class ArrayFile:
             self._file.seek(self._end)
         return tuple(places)
 
-    def _bands(self) -> Iterator[Band]:
+    def _bands(self) -> Iterator[FileBand]:
         for number, (leaf, places) in enumerate(self._reserved):
-            shape, start = band_shape(leaf.shape, leaf.read.layout.chunk_shape), 0
-            elements = UNIT_BYTES // leaf.widest_dtype.itemsize
-            for region in split_by_rows(whole(leaf.shape), shape, elements):
+            start = 0
+            for region in bands_of(leaf, leaf.read.layout.chunk_shape):
                 nbytes = region.size * leaf.dtype.itemsize
-                yield Band(number, region, start, nbytes, places)
+                yield FileBand(number, region, start, nbytes, places)
                 start += nbytes
 
-    def _units(self) -> Iterator[BandsUnit | Kept[Band]]:
-        """Yield units of consecutive bands, and between them bands that only this process reads."""
-        path, request = Path(self._file.name), self._request
-        for group, _ in batched(self._bands(), lambda band: band.nbytes, UNIT_BYTES):
-            ready: list[tuple[Band, StoredBox]] = []
-            for band in group:
-                leaf, _ = self._reserved[band.array]
-                box = SharedLeaf(leaf, (0,) * len(leaf.shape)).box(band.region)
-                if box is None:
-                    yield Kept(band)
-                else:
-                    ready.append((band, box))
-            if ready:
-                yield BandsUnit(path, ready, request.block_bytes, request.max_bytes // 2)
 
-    async def _fill(self, executor: Executor) -> None:
-        one_at_a_time = asyncio.Lock()
-
-        async def here(band: Band) -> None:
-            leaf, _ = self._reserved[band.array]
-            blocks = leaf.blocks(band.region, self._request.block_bytes)
-            async with one_at_a_time:
-                await asyncio.to_thread(_write_band, self._file, band, blocks)
-
-        def finished(unit: BandsUnit, _: None) -> None:
-            for band, _box in unit.bands:
-                progress = self._reserved[band.array][0].progress
-                if progress is not None:
-                    progress(band.nbytes)
-
-        await run_units(executor, write_bands, self._units(), here=here, finished=finished)
-
-
-def _write_band(file: BinaryIO, band: Band, blocks: Iterable[HostArray]) -> None:
+def _write_band(file: BinaryIO, band: FileBand, blocks: Iterable[HostArray]) -> None:
     starts = [start for start, _ in band.places]
     done = 0
     for block in blocks:

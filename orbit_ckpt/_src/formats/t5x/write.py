@@ -21,7 +21,7 @@ from orbit_ckpt._src.formats.flax_msgpack.tree import unique_names
 from orbit_ckpt._src.formats.flax_msgpack.write import is_writable
 from orbit_ckpt._src.formats.t5x.chunks import GZIP, MAX_OPEN, ChunkFiles, document_of
 from orbit_ckpt._src.formats.t5x.spec import VERSION
-from orbit_ckpt._src.formats.t5x.workers import write_in_workers
+from orbit_ckpt._src.formats.t5x.workers import write_arrays_in_workers
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,
@@ -109,7 +109,7 @@ def write(request: WriteRequest) -> None:
     with new_directory(request.path) as directory:
         distributed = _distributed(plans.values(), request) if is_shared(directory) else []
         if request.executor is not None and distributed:
-            write_in_workers(directory, distributed, request, request.executor)
+            write_arrays_in_workers(directory, distributed, request, request.executor)
         written = {name for name, _, _ in distributed}
         alone = [plan for plan in plans.values() if plan.name not in written]
         _write_arrays(directory, alone, share, threads)
