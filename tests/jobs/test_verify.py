@@ -111,8 +111,8 @@ class Mortal(Executor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.begun += 1
-        if self.begun == 20:
-            self.pool.submit(os._exit, 1)
+        if self.begun == 20:  # instead of a unit, or the other worker may do all before it is seen
+            return self.pool.submit(os._exit, 1)
         return self.pool.submit(fn, *args, **kwargs)
 
 

@@ -59,7 +59,9 @@ class FileWriter(BandWriter[FileBand]):
 
     @override
     def write(self, bands: Iterable[tuple[FileBand, Iterator[HostArray]]]) -> None:
-        with open(self.path, "r+b") as file:
+        # For writing only: an NFS client that may read fills up pages before it writes them, with
+        # bytes that another one may be writing.
+        with os.fdopen(os.open(self.path, os.O_WRONLY), "wb") as file:
             for band, blocks in bands:
                 _write_band(file, band, blocks)
             file.flush()
@@ -70,7 +72,7 @@ class ArrayFile:
     """A new file of bytes and arrays that follow one another.
 
     Args:
-        file: The file, open at its start.
+        file: The file, open for writing only, at its start.
         request: How much memory to use, and which executor.
     """
 
@@ -96,8 +98,8 @@ class ArrayFile:
             StorageError: The array has fewer bytes than its shape requires.
         """
         leaf, heads = array.stored, heads or [(0, b"")]
-        is_stored = leaf is not None and array.nbytes and not leaf.has_sum
-        if self._request.executor is not None and leaf is not None and is_stored:
+        is_shared = self._request.executor is not None and array.nbytes > 0
+        if leaf is not None and is_shared and not leaf.has_sum:
             self._reserved.append((leaf, self._reserve(array.nbytes, heads)))
             return
         before, done = dict(heads), 0

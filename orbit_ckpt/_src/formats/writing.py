@@ -202,7 +202,7 @@ def _cut(value: HostArray, max_bytes: int) -> Iterator[HostArray]:
 
 @contextlib.contextmanager
 def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
-    """Open a file that appears under its name when the block ends without an error.
+    """Open a file for writing, which appears under its name when the block ends without an error.
 
     Raises:
         CheckpointExistsError: It exists and `overwrite` is not set.
@@ -210,7 +210,7 @@ def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
     _check_free(path, overwrite=overwrite)
     make_directories(path.parent)
     with partial_path(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
-        with open(temporary, "r+b") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
