@@ -124,10 +124,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
         (2, 3)
     """
-    writers = writable_formats()
-    names = (ORBIT, *sorted(writers))
-    if to not in names:
-        raise ValueError(f"to is {show(to)}; give one of {', '.join(map(repr, names))}.")
+    writer = _writer_of(to)
     check_int("max_bytes", max_bytes, least=1)
     is_overwrite = as_flag("overwrite", overwrite)
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
@@ -138,7 +135,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     meshes = as_expected_meshes(expected_meshes)
     _check_only_for(ORBIT, to, "expected_meshes", is_given=bool(meshes))
     check_executor(executor)
-    if not (executor is None or to == ORBIT or _uses_executor(writers[to])):
+    if not (executor is None or writer is None or _uses_executor(writer)):
         raise ValueError(f"to={to!r} is written by this process alone; leave executor out.")
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
@@ -166,12 +163,12 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline, executor
     )
     with storage_errors(request.path, "writing", "Nothing was left behind."):
-        if to == ORBIT:
+        if writer is None:
             _save(request, other, meshes)
-        elif not (directory_of(request.path).has_local_files or _writes_to_stores(writers[to])):
+        elif not (directory_of(request.path).has_local_files or _writes_to_stores(writer)):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
-            writers[to].write(request)
+            writer.write(request)
             if other is not None:
                 what = "its custom metadata are left out, they are no JSON object"
                 _logger.warning("%s: %s: %r", src, what, other)
@@ -226,6 +223,21 @@ def rechunk(  # noqa: PLR0913 - all optional, each about one thing
         expected_meshes=expected_meshes,
         executor=executor,
     )
+
+
+def _writer_of(to: str) -> WritableFormat | None:
+    """Return the format to write, None for that of this library.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if to == ORBIT:
+        return None
+    writers = writable_formats()
+    names = (ORBIT, *sorted(writers))
+    if to not in names:  # which may be of any type
+        raise ValueError(f"to is {show(to)}; give one of {', '.join(map(repr, names))}.")
+    return writers[to]
 
 
 def _check_only_for(only: str, to: str, option: str, *, is_given: bool) -> None:

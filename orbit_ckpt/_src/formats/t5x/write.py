@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import msgpack
@@ -13,15 +14,15 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orbit_ckpt._src.arrays.dtypes import as_dtype, logical_name
-from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape
-from orbit_ckpt._src.errors import NameCollisionError, StorageError
+from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, logical_name
+from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape, whole
+from orbit_ckpt._src.errors import NameCollisionError
 from orbit_ckpt._src.formats.flax_msgpack.scan import COMPLEX, NDARRAY, SCALAR
 from orbit_ckpt._src.formats.flax_msgpack.tree import unique_names
 from orbit_ckpt._src.formats.flax_msgpack.write import is_writable
-from orbit_ckpt._src.formats.t5x.chunks import GZIP, MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.formats.t5x.bands import ZarrBand, ZarrWriter, write_arrays_in_workers
+from orbit_ckpt._src.formats.t5x.chunks import GZIP, MAX_OPEN
 from orbit_ckpt._src.formats.t5x.spec import VERSION
-from orbit_ckpt._src.formats.t5x.workers import write_arrays_in_workers
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,
@@ -31,8 +32,8 @@ from orbit_ckpt._src.formats.writing import (
     unsupported_leaves,
 )
 from orbit_ckpt._src.runtime.workers import Workers
-from orbit_ckpt._src.storage.durable import sync_directory, write_file
-from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.durable import write_file
+from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.located import is_shared
 from orbit_ckpt._src.storage.path import is_gcs_path
 from orbit_ckpt._src.transform.patterns import leaves_matching
@@ -230,18 +231,14 @@ def _write_array(
     directory: Path, plan: _Plan, request: WriteRequest, ended: threading.Event
 ) -> None:
     array = plan.array
-    place = directory / plan.name
-    place.mkdir()
-    write_file(place / ZARR2_DOCUMENT, document_of(array.shape, array.dtype, plan.chunks, GZIP))
-    with ChunkFiles(place, array.shape, plan.chunks, array.dtype.itemsize) as files:
-        for piece in _pieces(array, request):
-            if ended.is_set():
-                return
-            files.write(piece)
-    if files.written != array.nbytes:
-        raise StorageError(f"{plan.name}: {files.written} of {array.nbytes} bytes could be read")
-    sync_directory(place)
+    band = ZarrBand(0, whole(array.shape), plan.name, array.shape, array.dtype, plan.chunks)
+    ZarrWriter(directory).write([(band, _blocks(array, request, ended))])
 
 
-def _pieces(array: ArrayStream, request: WriteRequest) -> Iterator[memoryview]:
-    return (piece.cast("B") for piece in array.pieces(request))
+def _blocks(
+    array: ArrayStream, request: WriteRequest, ended: threading.Event
+) -> Iterator[HostArray]:
+    for block in array.blocks(request):
+        if ended.is_set():
+            raise CancelledError
+        yield block

@@ -1,4 +1,4 @@
-"""Write zarr arrays of a T5X checkpoint in the workers of an executor."""
+"""Write zarr arrays of a T5X checkpoint, here or in the workers of an executor."""
 
 from __future__ import annotations
 
