@@ -158,6 +158,9 @@ def test_watch_estimates_the_time_left(tmp_path: Path) -> None:
     assert [human_seconds(n) for n in (5, 600, 90_000, 400_000)] == [
         *("5 s", "10 min", "25.0 h", "4.6 days")
     ]
+    assert [human_seconds(n) for n in (59.4, 59.6, 3569, 3599.9)] == [
+        *("59 s", "1 min", "59 min", "1.0 h")
+    ]
 
 
 def test_export_writes_what_numpy_reads(cli: Run, run_directory: Path, tmp_path: Path) -> None:

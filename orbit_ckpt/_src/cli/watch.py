@@ -127,11 +127,11 @@ def seconds_per_step(steps: Sequence[ListedStep]) -> float | None:
 
 
 def human_seconds(seconds: float) -> str:
-    """Format a duration."""
-    if seconds < 60:
+    """Format a duration; one that would be rounded up to 60 is of the next unit."""
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 60:
+    if minutes < 59.5:
         return f"{minutes:.0f} min"
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
 
